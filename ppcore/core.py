@@ -1,0 +1,676 @@
+"""The protocol of one rank, as a state machine without I/O.
+
+Theory of operation
+-------------------
+Every rank of a column runs every block; a rank's forward visits only its own stage's modules. What
+crosses between ranks is the data of reads, never control. This module makes every decision that
+this takes, and touches nothing: payloads are opaque tokens, messages go out as effects, time does
+not exist. The runtime drives it with gloo and greenlets, the simulator with a queue.
+
+*Places.* A worker's **clock** is the place (turn, index) of the last visit it was served. An access
+asks for a place; four things can be true of it, and [`Core.access`][ppcore.core.Core.access] says
+which:
+
+=========  =========================================================================================
+``LOCAL``  this rank's forward will visit it: wait for the visit
+``ANSWER`` another stage visits it, in a turn that is open here: carry on at once with a lazy (a
+           read) or with nothing (a write, which is absorbed)
+``GATE``   another stage visits it, in a turn that is not open here yet: park until it is
+``NEVER``  it lies behind the worker's clock: one rank would have passed it, so it cannot be served
+=========  =========================================================================================
+
+*Waits.* A rank may block its forward thread only for a place strictly smaller than its own (round,
+stage). Waits then follow a well-founded order and cannot form a cycle. Everything else parks the
+worker, and the forward goes on. A parked worker is completed when its request's next turn opens
+here (the value is older than that round by then) or when its request has ended (everything is).
+
+*Values.* The owner publishes what its worker read, under the access's name. A published value lives
+until every peer has released it or the request has drained. A pull of a value that is not published
+yet waits at the owner; one that can never be published is answered *never*, with the reason.
+
+*The end.* When a request has ended here, this rank may still pull; then it says *done*. When it has
+heard *done* from every peer too, all that is left of the request goes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .messages import (
+    Done,
+    Failed,
+    Held,
+    Key,
+    Message,
+    Never,
+    Probe,
+    Pull,
+    Release,
+    Reply,
+    Worker,
+)
+from .schedule import BEFORE, REPLICATED, Place, Schedule
+
+#: The turn of what comes after a request's last turn.
+END = 1 << 62
+
+#: The access number of what does not depend on the run: a parameter. Its owner can always serve it,
+#: so it may be waited for anywhere.
+STATIC = -1
+
+
+class Verdict(enum.Enum):
+    """What becomes of an access; see the module docstring."""
+
+    LOCAL = "local"
+    ANSWER = "answer"
+    GATE = "gate"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to one access.
+
+    Attributes:
+        verdict: what the worker does now.
+        key: the access's name, the same on every rank.
+        place: where in the run it belongs.
+        owner: the stage that can produce the value; this stage when nobody else can.
+    """
+
+    verdict: Verdict
+    key: Key
+    place: Place
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """From when on a value can be had: its owner produces it in this turn, on this stage."""
+
+    turn: int
+    stage: int
+
+
+#: Available at any time.
+ALWAYS = Available(-1, -1)
+
+
+# --- effects: what the driver does next -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to the rank of stage ``peer``."""
+
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Evaluate ``expression`` on ``token`` and send the result to ``peer`` as reply ``number``."""
+
+    peer: int
+    number: int
+    key: Key
+    expression: str
+    token: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Find out what structure ``call`` would return and send it to ``peer`` as reply ``number``."""
+
+    peer: int
+    number: int
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Pull or probe ``number`` is answered: a payload (``token``) or, where ``reason`` is set, never."""
+
+    number: int
+    token: Any = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """``worker`` raised on another rank: end it here with that error."""
+
+    worker: Worker
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Nothing is left of ``request`` on this rank."""
+
+    request: str
+
+
+Effect = Send | Serve | Describe | Landed | Abandoned | Dropped
+
+
+# --- state ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A published value."""
+
+    location: str
+    token: Any
+    size_bytes: int
+    # Invariant: never empty while the entry is in the buffer.
+    peers: set[int]
+
+
+@dataclass(slots=True)
+class _Worker:
+    # The visit that was served last; nothing before it can be served any more.
+    clock: Place = Place(0, BEFORE)
+    # The next access's number. Invariant: the same on every rank at the same line.
+    next_access: int = 0
+    # No access with a number at or above this is made any more.
+    finished: bool = False
+    # Access -> the location it touched, for comparing with what peers ask for.
+    touched: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Request:
+    # The round of each turn. Invariant: strictly increasing.
+    rounds: list[int] = field(default_factory=list)
+    workers: dict[str, _Worker] = field(default_factory=dict)
+    buffer: dict[Key, _Entry] = field(default_factory=dict)
+    # Pulls that came before their value.
+    waiting: dict[Key, list[tuple[int, Pull]]] = field(default_factory=dict)
+    # What this rank has asked for: a name is asked for once.
+    names: dict[tuple[Key, str, str], int] = field(default_factory=dict)
+    # Peers that will not ask for a value that is not published yet.
+    released: dict[Key, set[int]] = field(default_factory=dict)
+    held: dict[int, str] = field(default_factory=dict)
+    ended: bool = False
+    said_done: bool = False
+    done: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals of one rank, for its status.
+
+    Attributes:
+        pulls: pulls that this rank has asked for.
+        messages: messages that this rank has sent.
+    """
+
+    pulls: int = 0
+    messages: int = 0
+
+
+class Core:
+    """The protocol state of the rank at ``stage`` of one column.
+
+    Args:
+        stage: this rank's pipeline stage.
+        schedule: the order of visits of the whole model, the same on every rank.
+        homes: module path -> the stages on which the module is real.
+    """
+
+    def __init__(self, stage: int, schedule: Schedule, homes: Mapping[str, Iterable[int]]) -> None:
+        self.stage = stage
+        self.schedule = schedule
+        self.stages = schedule.stages
+        self.peers = tuple(other for other in range(self.stages) if other != stage)
+        self.homes = {path: frozenset(stages) for path, stages in homes.items()}
+        self.counters = Counters()
+        self.dead: set[int] = set()
+        # The round that is open, or the last one that was.
+        self.round = -1
+        self._requests: dict[str, _Request] = {}
+        self._numbers = 0
+        # What is asked for and not answered: number -> (owner, pull).
+        self._asked: dict[int, tuple[int, Pull | Probe]] = {}
+
+    # --- rounds and requests ------------------------------------------------------------------
+
+    def open_round(self, requests: Iterable[str]) -> list[Effect]:
+        """A forward step begins, in which ``requests`` take part: each one's next turn is open."""
+        self.round += 1
+        for name in requests:
+            request = self._request(name)
+            if request.ended:
+                raise AssertionError(f"{name!r} takes part in a round after its end")
+            request.rounds.append(self.round)
+        return []
+
+    def turn(self, request: str) -> int:
+        """The request's last opened turn; -1 before the first."""
+        found = self._requests.get(request)
+        return len(found.rounds) - 1 if found is not None else -1
+
+    def end(self, request: str) -> None:
+        """The request takes part in no further round: whatever it waits for is older than now."""
+        self._request(request).ended = True
+
+    def ended(self, request: str) -> bool:
+        """Whether the request has ended on this rank."""
+        found = self._requests.get(request)
+        return found is not None and found.ended
+
+    def say_done(self, request: str) -> list[Effect]:
+        """This rank will pull nothing more of ``request``: tell everyone, once."""
+        state = self._request(request)
+        if state.said_done:
+            return []
+        state.said_done = True
+        effects: list[Effect] = [
+            effect for name in state.workers for effect in self.finish(Worker(request, name))
+        ]
+        effects += self._send_all(Done(request))
+        return effects + self._drop_if_drained(request)
+
+    def _request(self, name: str) -> _Request:
+        found = self._requests.get(name)
+        if found is None:
+            found = self._requests[name] = _Request()
+        return found
+
+    def _drop_if_drained(self, name: str) -> list[Effect]:
+        state = self._requests[name]
+        if not state.said_done or not state.done.issuperset(set(self.peers) - self.dead):
+            return []
+        del self._requests[name]
+        return [Dropped(name)]
+
+    # --- workers ------------------------------------------------------------------------------
+
+    def start(self, worker: Worker) -> None:
+        """A block begins to run for a request; its clock stands before the open turn's visits."""
+        request = self._request(worker.request)
+        turn = max(0, len(request.rounds) - 1)
+        request.workers[worker.block] = _Worker(clock=Place(turn, BEFORE))
+
+    def _worker(self, worker: Worker) -> _Worker:
+        return self._requests[worker.request].workers[worker.block]
+
+    def clock(self, worker: Worker) -> Place:
+        """Where the worker stands."""
+        return self._worker(worker).clock
+
+    def wanted(self, worker: Worker, location: str) -> int:
+        """The occurrence of ``location`` that a relaxed request made now would ask for."""
+        return self.schedule.before(location, self._worker(worker).clock)
+
+    def knows(self, location: str) -> bool:
+        """Whether a turn's forward visits ``location`` on any stage."""
+        return location in self.schedule
+
+    def access(self, worker: Worker, location: str, occurrence: int) -> Decision:
+        """Name and place the worker's next access, and say what becomes of it.
+
+        Asked again for an access that was gated, it gets a new decision under the same name: see
+        [`again`][ppcore.core.Core.again].
+        """
+        state = self._worker(worker)
+        key = Key(worker, state.next_access)
+        state.next_access += 1
+        state.touched[key.access] = location
+        return self._decide(state, key, location, occurrence)
+
+    def again(self, key: Key, location: str, occurrence: int) -> Decision:
+        """Decide anew for an access that was gated."""
+        return self._decide(self._worker(key.worker), key, location, occurrence)
+
+    def _decide(self, state: _Worker, key: Key, location: str, occurrence: int) -> Decision:
+        if location in REPLICATED:
+            return Decision(Verdict.LOCAL, key, Place(END, BEFORE), self.stage)
+        if location not in self.schedule:
+            # No forward visits it. Where the module is real the worker waits as it would on one
+            # rank, in vain; elsewhere it must not run on either.
+            home = self.home(location.rpartition(".")[0])
+            verdict = Verdict.LOCAL if self.stage in home else Verdict.NEVER
+            return Decision(verdict, key, state.clock, self.stage)
+        place = self.schedule.place(location, occurrence)
+        owner = self.schedule.owner(location, occurrence)
+        if place < state.clock:
+            return Decision(Verdict.NEVER, key, place, owner)
+        if owner == self.stage:
+            return Decision(Verdict.LOCAL, key, place, owner)
+        request = self._requests[key.worker.request]
+        if place.turn >= len(request.rounds):
+            return Decision(Verdict.GATE, key, place, owner)
+        state.clock = place
+        return Decision(Verdict.ANSWER, key, place, owner)
+
+    def served(self, worker: Worker, place: Place) -> None:
+        """The forward served the worker's local access at ``place``."""
+        state = self._worker(worker)
+        if place < state.clock:
+            raise AssertionError(f"{worker} was served {place} behind its clock {state.clock}")
+        state.clock = place
+
+    def home(self, path: str) -> frozenset[int]:
+        """The stages on which the module at ``path`` is real; all of them when it is unknown."""
+        return self.homes.get(path, frozenset(range(self.stages)))
+
+    def call(self, worker: Worker, path: str, home: frozenset[int]) -> tuple[Key, int]:
+        """Name an ad-hoc use of a module (a call, a parameter) and say which stage does it.
+
+        A module that is real on several stages (a tied embedding) is used where this rank has it;
+        among others the lowest.
+        """
+        state = self._worker(worker)
+        key = Key(worker, state.next_access)
+        state.next_access += 1
+        state.touched[key.access] = path
+        owner = self.stage if self.stage in home or not home else min(home)
+        return key, owner
+
+    def finish(self, worker: Worker) -> list[Effect]:
+        """The worker makes no further access: pulls that wait for one are answered never."""
+        request = self._requests.get(worker.request)
+        if request is None or worker.block not in request.workers:
+            return []
+        request.workers[worker.block].finished = True
+        effects: list[Effect] = []
+        for key in [key for key in request.waiting if key.worker == worker]:
+            for peer, pull in request.waiting.pop(key):
+                effects += self._refuse(peer, pull)
+        return effects
+
+    # --- waits --------------------------------------------------------------------------------
+
+    def available(self, owner: int, turn: int, after: Iterable[Available] = ()) -> Available:
+        """When ``owner`` can produce a value of ``turn`` that depends on the values ``after``.
+
+        A value that needs one of a later stage, or turn, is produced when that one has reached the
+        owner: in the owner's next turn.
+        """
+        best = Available(turn, owner)
+        for other in after:
+            if (other.turn, other.stage) > (best.turn, best.stage):
+                best = Available(other.turn + 1, owner) if other.stage > owner else Available(other.turn, owner)
+        return best
+
+    def may_block(self, request: str, when: Available) -> bool:
+        """Whether this rank's forward thread may wait for a value that is available ``when``.
+
+        The wait rule: only for a place strictly smaller than its own (round, stage).
+        """
+        if when.turn < 0:
+            return True
+        state = self._requests.get(request)
+        if state is None:
+            return False
+        if state.ended:
+            return True
+        if when.turn >= len(state.rounds):
+            return False
+        return (state.rounds[when.turn], when.stage) < (self.round, self.stage)
+
+    # --- values: this rank asks ---------------------------------------------------------------
+
+    def pull(self, key: Key, location: str, expression: str, owner: int) -> tuple[int, list[Effect]]:
+        """Ask ``owner`` for ``expression`` of a value, unless that is asked for already.
+
+        Returns the pull's number and what to do.
+        """
+        names = self._request(key.worker.request).names
+        name = (key, location, expression)
+        number = names.get(name)
+        if number is not None:
+            return number, []
+        self._numbers += 1
+        number = names[name] = self._numbers
+        self.counters.pulls += 1
+        return number, self._ask(owner, Pull(number, key, location, expression))
+
+    def probe(self, owner: int, call: str) -> tuple[int, list[Effect]]:
+        """Ask ``owner`` what structure a call of one of its modules would return (opaque text).
+
+        Any rank can answer this at any time, so it may be waited for anywhere.
+        """
+        self._numbers += 1
+        return self._numbers, self._ask(owner, Probe(self._numbers, call))
+
+    def _ask(self, owner: int, message: Pull | Probe) -> list[Effect]:
+        if owner in self.dead:
+            return [Landed(message.number, reason=f"died: stage {owner} is gone ({describe(message)})")]
+        self._asked[message.number] = (owner, message)
+        return self._send(owner, message)
+
+    def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
+        """This rank can force these values (owner, key) no more: one message an owner."""
+        by_owner: dict[int, list[Key]] = {}
+        for owner, key in keys:
+            state = self._requests.get(key.worker.request)
+            if state is not None and not state.said_done and owner not in self.dead:
+                by_owner.setdefault(owner, []).append(key)
+        effects: list[Effect] = []
+        for owner, released in sorted(by_owner.items()):
+            effects += self._send(owner, Release(tuple(sorted(released))))
+        return effects
+
+    # --- values: this rank is asked -----------------------------------------------------------
+
+    def asked_for(self, key: Key) -> bool:
+        """Whether any peer may still ask for ``key``; when none can there is nothing to publish."""
+        if self.stages == 1:
+            return False
+        state = self._requests[key.worker.request]
+        return not state.released.get(key, set()).issuperset(self.peers)
+
+    def publish(self, key: Key, location: str, token: Any, size_bytes: int) -> list[Effect]:
+        """This rank's worker read ``key``: keep what it read, and answer who asked already."""
+        state = self._requests[key.worker.request]
+        effects: list[Effect] = []
+        for peer, pull in state.waiting.pop(key, ()):
+            effects += self._answer(peer, pull, location, token)
+        peers = set(self.peers) - state.released.pop(key, set()) - state.done - self.dead
+        if peers:
+            state.buffer[key] = _Entry(location, token, size_bytes, peers)
+        return effects
+
+    def _answer(self, peer: int, pull: Pull, location: str, token: Any) -> list[Effect]:
+        if pull.location != location:
+            return self._send(peer, Never(pull.number, self._diverged(pull, location)))
+        return [Serve(peer, pull.number, pull.key, pull.expression, token)]
+
+    def _diverged(self, pull: Pull, location: str) -> str:
+        return (
+            f"diverged: access {pull.key} is {pull.location!r} on the rank that asked and "
+            f"{location!r} on stage {self.stage}; the block's control flow depends on the rank"
+        )
+
+    def _refuse(self, peer: int, pull: Pull) -> list[Effect]:
+        state = self._requests.get(pull.key.worker.request)
+        worker = state.workers.get(pull.key.worker.block) if state is not None else None
+        touched = worker.touched.get(pull.key.access) if worker is not None else None
+        if touched is not None and touched != pull.location:
+            return self._send(peer, Never(pull.number, self._diverged(pull, touched)))
+        if touched is None:
+            why = "the block ended there before it got that far"
+        else:
+            why = "its visit never came, or nobody could ask for it any more"
+        reason = f"unreachable: stage {self.stage} cannot produce {pull.location!r} ({pull.key}): {why}"
+        return self._send(peer, Never(pull.number, reason))
+
+    def take(self, peer: int, message: Message, token: Any = None) -> list[Effect]:
+        """A message arrived from ``peer``, with its payload if it has one."""
+        match message:
+            case Pull():
+                return self._take_pull(peer, message)
+            case Reply():
+                if self._asked.pop(message.number, None) is None:
+                    return []
+                return [Landed(message.number, token)]
+            case Never():
+                if self._asked.pop(message.number, None) is None:
+                    return []
+                return [Landed(message.number, reason=message.reason)]
+            case Probe():
+                return [Describe(peer, message.number, message.call)]
+            case Release():
+                for key in message.keys:
+                    self._take_release(peer, key)
+                return []
+            case Held():
+                self._request(message.request).held[peer] = message.leaves
+                return []
+            case Failed():
+                return [Abandoned(message.worker, message.error)]
+            case Done():
+                return self._take_done(peer, message.request)
+            case _:
+                return []
+
+    def _take_pull(self, peer: int, pull: Pull) -> list[Effect]:
+        if pull.key.access == STATIC:
+            return [Serve(peer, pull.number, pull.key, pull.expression, pull.location)]
+        state = self._request(pull.key.worker.request)
+        entry = state.buffer.get(pull.key)
+        if entry is not None:
+            return self._answer(peer, pull, entry.location, entry.token)
+        worker = state.workers.get(pull.key.worker.block)
+        if state.said_done or (worker is not None and worker.finished):
+            return self._refuse(peer, pull)
+        if worker is not None and peer in state.released.get(pull.key, ()):
+            return self._refuse(peer, pull)
+        state.waiting.setdefault(pull.key, []).append((peer, pull))
+        return []
+
+    def _take_release(self, peer: int, key: Key) -> None:
+        state = self._requests.get(key.worker.request)
+        if state is None:
+            return
+        entry = state.buffer.get(key)
+        if entry is None:
+            state.released.setdefault(key, set()).add(peer)
+            return
+        entry.peers.discard(peer)
+        if not entry.peers:
+            del state.buffer[key]
+
+    def _take_done(self, peer: int, name: str) -> list[Effect]:
+        state = self._request(name)
+        state.done.add(peer)
+        for key in list(state.buffer):
+            self._take_release(peer, key)
+        for key in list(state.waiting):
+            state.waiting[key] = [found for found in state.waiting[key] if found[0] != peer]
+            if not state.waiting[key]:
+                del state.waiting[key]
+        return self._drop_if_drained(name)
+
+    # --- failure ------------------------------------------------------------------------------
+
+    def fail(self, worker: Worker, error: str) -> list[Effect]:
+        """The worker raised here: it ends on every rank with that error."""
+        state = self._worker(worker)
+        message = Failed(worker, state.next_access, error)
+        return [*self._send_all(message), *self.finish(worker)]
+
+    def peer_died(self, peer: int, why: str) -> list[Effect]:
+        """The link to ``peer`` is gone: every wait on it ends with an error that names it."""
+        if peer in self.dead:
+            return []
+        self.dead.add(peer)
+        effects: list[Effect] = []
+        for number, (owner, asked) in list(self._asked.items()):
+            if owner == peer:
+                del self._asked[number]
+                reason = f"died: stage {peer} is gone ({why}); asked for {describe(asked)}"
+                effects.append(Landed(number, reason=reason))
+        for name in list(self._requests):
+            effects += self._take_done(peer, name)
+        return effects
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def say_held(self, request: str, leaves: str) -> list[Effect]:
+        """Tell the later stages which leaves of the request's saves this rank ships."""
+        return [
+            effect
+            for peer in self.peers
+            if peer > self.stage
+            for effect in self._send(peer, Held(request, leaves))
+        ]
+
+    def held(self, request: str) -> dict[int, str] | None:
+        """What every earlier stage holds of the saves, or None while one has not said."""
+        state = self._request(request)
+        below = {peer for peer in self.peers if peer < self.stage} - self.dead
+        if not below.issubset(state.held):
+            return None
+        return {peer: state.held[peer] for peer in below}
+
+    def unheard(self, request: str) -> list[int]:
+        """The earlier stages that have not said yet what they hold."""
+        state = self._request(request)
+        return [peer for peer in self.peers if peer < self.stage and peer not in state.held]
+
+    # --- sending, and what can be seen from outside -------------------------------------------
+
+    def _send(self, peer: int, message: Message) -> list[Effect]:
+        if peer in self.dead:
+            return []
+        self.counters.messages += 1
+        return [Send(peer, message)]
+
+    def _send_all(self, message: Message) -> list[Effect]:
+        return [effect for peer in self.peers for effect in self._send(peer, message)]
+
+    def sent_reply(self) -> None:
+        """The driver sent a reply or a never for a `Serve`; count it."""
+        self.counters.messages += 1
+
+    @property
+    def requests(self) -> list[str]:
+        """The requests of which anything is left here."""
+        return list(self._requests)
+
+    def workers(self, request: str) -> list[Worker]:
+        """The request's workers, in the order they started."""
+        state = self._requests.get(request)
+        return [Worker(request, block) for block in state.workers] if state is not None else []
+
+    def buffered(self) -> tuple[int, int]:
+        """How many values are published here, and their bytes."""
+        entries = [entry for state in self._requests.values() for entry in state.buffer.values()]
+        return len(entries), sum(entry.size_bytes for entry in entries)
+
+    def pending(self) -> int:
+        """How many pulls wait: asked for by this rank, or by peers here."""
+        waiting = sum(len(w) for state in self._requests.values() for w in state.waiting.values())
+        return len(self._asked) + waiting
+
+    def waits(self) -> list[str]:
+        """The wait-for edges of this rank, one line each."""
+        lines = [
+            f"stage {self.stage} (round {self.round}) waits for {describe(asked)} from stage {owner}"
+            for owner, asked in self._asked.values()
+        ]
+        for state in self._requests.values():
+            for key, found in state.waiting.items():
+                for peer, pull in found:
+                    lines.append(
+                        f"stage {peer} waits for {pull.location!r} ({key}) from stage {self.stage}, "
+                        f"whose worker has not read it yet (round {self.round})"
+                    )
+        return lines
+
+
+def describe(message: Pull | Probe) -> str:
+    """What a pull or a probe asks for, in words."""
+    if isinstance(message, Probe):
+        return f"the structure of {message.call}"
+    expression = f", {message.expression}" if message.expression else ""
+    return f"{message.location!r} ({message.key}{expression})"

@@ -1,0 +1,186 @@
+"""What ranks say to each other, and how it is spelled.
+
+Every message prints as one short line that parses back: tests, logs, replay files and error texts
+share that spelling. A payload (the bytes of a tensor) never is part of a message; it travels beside
+a [`Reply`][ppcore.messages.Reply].
+
+A value is named by ``(request, worker, access)``: every rank runs the same block, so access ``n`` of
+a worker is the same access everywhere. The location rides along to be compared, not to be looked up.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Union
+
+
+class Worker(NamedTuple):
+    """One intervention block running for one request. ``block`` is ``""`` for the traced one."""
+
+    request: str
+    block: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.request}/{self.block}" if self.block else self.request
+
+
+class Key(NamedTuple):
+    """The name of a value: access ``access`` of ``worker``."""
+
+    worker: Worker
+    access: int
+
+    def __str__(self) -> str:
+        return f"{self.worker}#{self.access}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Ask the owner for ``expression`` of the value that ``key`` names."""
+
+    word: ClassVar[str] = "pull"
+    number: int
+    key: Key
+    location: str
+    expression: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask what structure a call of one of the owner's modules would return (opaque text)."""
+
+    word: ClassVar[str] = "probe"
+    number: int
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to pull or probe ``number``; the payload travels beside it."""
+
+    word: ClassVar[str] = "reply"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Pull ``number`` cannot be answered, and why."""
+
+    word: ClassVar[str] = "never"
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The sender cannot force these values any more."""
+
+    word: ClassVar[str] = "release"
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Which leaves of a finished request's saves the sender holds (opaque text)."""
+
+    word: ClassVar[str] = "held"
+    request: str
+    leaves: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker raised on the sender; ``error`` is opaque text for the client."""
+
+    word: ClassVar[str] = "failed"
+    worker: Worker
+    access: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The sender will pull nothing more of this request."""
+
+    word: ClassVar[str] = "done"
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The sender's end of the link closes; nothing follows."""
+
+    word: ClassVar[str] = "bye"
+
+
+Message = Union[Pull, Probe, Reply, Never, Release, Held, Failed, Done, Bye]
+
+
+def _key(key: Key) -> list[object]:
+    return [key.worker.request, key.worker.block, key.access]
+
+
+def _unkey(parts: list) -> Key:
+    request, block, access = parts
+    return Key(Worker(request, block), int(access))
+
+
+def spell(message: Message) -> str:
+    """One line of text for ``message``: its word, then its fields as JSON."""
+    fields: list[object]
+    match message:
+        case Pull():
+            fields = [message.number, _key(message.key), message.location, message.expression]
+        case Probe():
+            fields = [message.number, message.call]
+        case Reply():
+            fields = [message.number]
+        case Never():
+            fields = [message.number, message.reason]
+        case Release():
+            fields = [[_key(key) for key in message.keys]]
+        case Held():
+            fields = [message.request, message.leaves]
+        case Failed():
+            fields = [*message.worker, message.access, message.error]
+        case Done():
+            fields = [message.request]
+        case Bye():
+            fields = []
+    return f"{message.word} {json.dumps(fields, separators=(',', ':'))}"
+
+
+def parse(text: str) -> Message:
+    """The message that ``text`` spells.
+
+    Raises:
+        ValueError: the text spells none.
+    """
+    word, _, rest = text.partition(" ")
+    try:
+        fields = json.loads(rest)
+        match word:
+            case "pull":
+                number, key, location, expression = fields
+                return Pull(int(number), _unkey(key), str(location), str(expression))
+            case "probe":
+                return Probe(int(fields[0]), str(fields[1]))
+            case "reply":
+                return Reply(int(fields[0]))
+            case "never":
+                return Never(int(fields[0]), str(fields[1]))
+            case "release":
+                return Release(tuple(_unkey(key) for key in fields[0]))
+            case "held":
+                return Held(str(fields[0]), str(fields[1]))
+            case "failed":
+                request, block, access, error = fields
+                return Failed(Worker(request, block), int(access), str(error))
+            case "done":
+                return Done(str(fields[0]))
+            case "bye":
+                return Bye()
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"not a message: {text[:200]!r}") from error
+    raise ValueError(f"not a message: {text[:200]!r}")

@@ -1,0 +1,1 @@
+"""The protocol under torch, greenlets and nnsight: lazies, workers, transports. No vLLM."""

@@ -1,0 +1,204 @@
+"""Using a module away from its place in the forward: ad-hoc calls and parameters.
+
+``model.logits_processor(model.lm_head, model.model.norm(h))`` runs where all the modules involved are
+real; elsewhere its result is a lazy. What it looks like there is asked of the owner, once for each
+shape of arguments: the owner runs the call on zeros. That needs no place in the run, so it can be
+waited for anywhere, and no data of the request moves.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..core import ALWAYS, STATIC, Available
+from ..errors import BlockError
+from ..messages import Key, Worker
+from . import lazy
+from .interleaver import PPInterleaver, Shape, Template
+from .lazy import Base, LazyTensor
+from .stubs import ModuleInfo, is_stub
+
+if TYPE_CHECKING:
+    from .mediator import PPMediator
+
+
+def module_of(value: Any) -> torch.nn.Module | None:
+    """The module behind an envoy or a module, None for anything else."""
+    if isinstance(value, torch.nn.Module):
+        return value
+    module = value.__dict__.get("_module") if hasattr(value, "__dict__") else None
+    return module if isinstance(module, torch.nn.Module) else None
+
+
+def involved(args: tuple, kwargs: dict) -> list[Any]:
+    """The envoys and modules among a call's arguments."""
+    return [value for value in (*args, *kwargs.values()) if module_of(value) is not None]
+
+
+class Calls:
+    """Ad-hoc calls and parameters on one rank.
+
+    Args:
+        interleaver: this rank's; its link must be connected.
+        resolve: module path -> the module on this rank (a stub where it is elsewhere).
+    """
+
+    def __init__(self, interleaver: PPInterleaver, paths: dict[str, torch.nn.Module]) -> None:
+        self.interleaver = interleaver
+        self.paths = paths
+        self._path_of = {}
+        for path, module in paths.items():
+            self._path_of.setdefault(id(module), path)
+        self._structures: dict[tuple[int, str], Template] = {}
+
+    # --- the asking side ----------------------------------------------------------------------
+
+    def call(self, mediator: PPMediator, envoy: Any, run: Any, args: tuple, kwargs: dict) -> Any:
+        """A worker calls a module: run it here, or answer with a lazy of where it runs."""
+        link = self.interleaver.link
+        assert link is not None
+        core = link.core
+        path = self._path(envoy)
+        home = core.home(path)
+        for value in involved(args, kwargs):
+            home &= core.home(self._path(value))
+        if not home:
+            names = [path, *(self._path(value) for value in involved(args, kwargs))]
+            raise BlockError(f"no stage holds all of {names!r}; a call needs its modules together")
+        with link._changed:
+            key, owner = core.call(mediator.worker_id, path, home)
+        after = [node.base.available for node in _bases(args, kwargs) if node.base is not None]
+        if owner == core.stage:
+            args, kwargs = lazy.resolve((args, kwargs))
+            result = run(*args, **kwargs)
+            if len(home) < core.stages:
+                link.publish(key, path, result)
+            return result
+        template = self._structure(owner, path, args, kwargs)
+        clock = core.clock(mediator.worker_id)
+        stages = [core.schedule.stage_of(clock.index)] if clock.turn <= core.turn(key.worker.request) else []
+        after += [Available(clock.turn, stage) for stage in stages]
+        when = core.available(owner, clock.turn, after)
+        base = Base(link, key, path, owner, when)
+        return template.lazies(base, self.interleaver.rows(mediator), link.device)
+
+    def parameter(self, mediator: PPMediator, path: str, name: str, info: ModuleInfo) -> LazyTensor:
+        """A worker reads a parameter of a module that another stage holds."""
+        link = self.interleaver.link
+        assert link is not None
+        owner = min(link.core.home(path))
+        key = Key(Worker(mediator.worker_id.request, mediator.worker_id.block), STATIC)
+        base = Base(link, key, f"{path}.{name}", owner, ALWAYS)
+        shape, dtype = info.parameters[name]
+        return lazy.leaf(base, (0,), shape, dtype, link.device)
+
+    def _path(self, value: Any) -> str:
+        module = module_of(value)
+        path = self._path_of.get(id(module))
+        if path is None:
+            raise BlockError(f"{type(module).__name__} is not a module of the model")
+        return path
+
+    def _structure(self, owner: int, path: str, args: tuple, kwargs: dict) -> Template:
+        spelled = json.dumps(
+            {
+                "module": path,
+                "args": [self._spell(arg) for arg in args],
+                "kwargs": {name: self._spell(arg) for name, arg in kwargs.items()},
+            },
+            separators=(",", ":"),
+        )
+        found = self._structures.get((owner, spelled))
+        if found is None:
+            link = self.interleaver.link
+            assert link is not None
+            found = Template(_read(json.loads(link.probe(owner, spelled))))
+            self._structures[owner, spelled] = found
+        return found
+
+    def _spell(self, value: Any) -> Any:
+        if module_of(value) is not None:
+            return {"module": self._path(value)}
+        if isinstance(value, torch.Tensor):
+            return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return {"value": value}
+        if isinstance(value, (tuple, list)):
+            return {"items": [self._spell(item) for item in value]}
+        raise BlockError(f"a {type(value).__name__} cannot be passed to a module of another stage")
+
+    # --- the answering side -------------------------------------------------------------------
+
+    def describe(self, spelled: str) -> str:
+        """The structure that a call returns, found by running it on zeros (on a receiving thread)."""
+        call = json.loads(spelled)
+        module = self.paths[call["module"]]
+        if is_stub(module):
+            raise BlockError(f"{call['module']!r} is not real here")
+        args = [self._zeros(arg) for arg in call["args"]]
+        kwargs = {name: self._zeros(arg) for name, arg in call["kwargs"].items()}
+        self.interleaver.bystander = threading.get_ident()
+        try:
+            result = type(module).forward(module, *args, **kwargs)
+        finally:
+            self.interleaver.bystander = None
+        return json.dumps(_write(result))
+
+    def _zeros(self, spelled: Any) -> Any:
+        if "module" in spelled:
+            return self.paths[spelled["module"]]
+        if "shape" in spelled:
+            dtype = getattr(torch, spelled["dtype"])
+            device = self.interleaver.link.device if self.interleaver.link else None
+            return torch.zeros(spelled["shape"], dtype=dtype, device=device)
+        if "items" in spelled:
+            return tuple(self._zeros(item) for item in spelled["items"])
+        return spelled["value"]
+
+    def value_of(self, location: str) -> torch.Tensor:
+        """The parameter that ``location`` names, for a peer."""
+        path, _, name = location.rpartition(".")
+        module = self.paths[path]
+        found = module._parameters.get(name)
+        if found is None:
+            found = module._buffers[name]
+        assert found is not None
+        return found.detach()
+
+
+def _bases(args: tuple, kwargs: dict) -> list[lazy.Node]:
+    found: dict[int, lazy.Node] = {}
+    stack = [value.node for value in lazy.lazies((args, kwargs))]
+    while stack:
+        node = stack.pop()
+        if node.sequence not in found:
+            found[node.sequence] = node
+            stack.extend(node.inputs)
+    return list(found.values())
+
+
+def _write(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_write(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {key: _write(item) for key, item in value.items()}}
+    return {"value": value}
+
+
+def _read(spelled: Any) -> Any:
+    if "shape" in spelled:
+        return Shape(tuple(spelled["shape"]), getattr(torch, spelled["dtype"]))
+    if "tuple" in spelled:
+        return tuple(_read(item) for item in spelled["tuple"])
+    if "list" in spelled:
+        return [_read(item) for item in spelled["list"]]
+    if "dict" in spelled:
+        return {key: _read(item) for key, item in spelled["dict"].items()}
+    return spelled["value"]

@@ -1,0 +1,190 @@
+"""Values as bytes, exact to the bit: tensors of any dtype, nested tuples, lists, dicts, plain leaves.
+
+One byte says what follows. A tensor carries its dtype, its shape and its bytes; the receiver guesses
+nothing and allocates nothing that the bytes at hand do not cover. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+_DTYPES = [
+    dtype
+    for name in (
+        "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 "
+        "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64 float8_e8m0fnu"
+    ).split()
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+]
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
+_BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
+
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_F64 = struct.Struct("<d")
+_U64 = struct.Struct("<Q")
+
+#: Most dimensions and deepest nesting that are accepted.
+_DIMENSIONS = 64
+_DEPTH = 64
+
+
+def encode(value: Any) -> bytearray:
+    """``value`` as bytes.
+
+    Raises:
+        TypeError: there is something in it that is not data.
+    """
+    out = bytearray()
+    _encode(value, out)
+    return out
+
+
+def size_bytes(value: Any) -> int:
+    """The bytes of the tensors in ``value``."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, (tuple, list)):
+        return sum(size_bytes(item) for item in value)
+    if isinstance(value, dict):
+        return sum(size_bytes(item) for item in value.values())
+    return 0
+
+
+def _encode(value: Any, out: bytearray) -> None:
+    if isinstance(value, torch.Tensor):
+        _encode_tensor(value, out)
+    elif value is None:
+        out += b"N"
+    elif isinstance(value, bool):
+        out += b"T" if value else b"F"
+    elif isinstance(value, int):
+        out += b"i" + _I64.pack(value)
+    elif isinstance(value, float):
+        out += b"f" + _F64.pack(value)
+    elif isinstance(value, str):
+        raw = value.encode()
+        out += b"s" + _U32.pack(len(raw)) + raw
+    elif isinstance(value, (tuple, list)):
+        out += (b"(" if isinstance(value, tuple) else b"[") + _U32.pack(len(value))
+        for item in value:
+            _encode(item, out)
+    elif isinstance(value, dict):
+        out += b"{" + _U32.pack(len(value))
+        for key, item in value.items():
+            _encode(key, out)
+            _encode(item, out)
+    else:
+        raise TypeError(f"a {type(value).__name__} cannot cross between stages")
+
+
+def _encode_tensor(tensor: torch.Tensor, out: bytearray) -> None:
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        raise TypeError(f"a tensor of {tensor.dtype} cannot cross between stages")
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    tensor = tensor.to("cpu").contiguous()
+    raw = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    coded = name.encode()
+    out += b"t" + bytes([len(coded)]) + coded + bytes([tensor.dim()])
+    for size in tensor.shape:
+        out += _I64.pack(size)
+    out += _U64.pack(tensor.numel() * tensor.element_size())
+    out += memoryview(raw)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Any:
+    """The value that ``data`` holds.
+
+    Raises:
+        ValueError: the bytes hold no value, or lie about its size.
+    """
+    view = memoryview(data)
+    try:
+        value, position = _decode(view, 0, 0)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise ValueError("a value that ends early") from error
+    if position != len(view):
+        raise ValueError(f"{len(view) - position} bytes follow the value")
+    return value
+
+
+def _decode(view: memoryview, at: int, depth: int) -> tuple[Any, int]:
+    if depth > _DEPTH:
+        raise ValueError(f"a value nested deeper than {_DEPTH}")
+    kind = view[at]
+    at += 1
+    match chr(kind):
+        case "t":
+            return _decode_tensor(view, at)
+        case "N":
+            return None, at
+        case "T":
+            return True, at
+        case "F":
+            return False, at
+        case "i":
+            return _I64.unpack_from(view, at)[0], at + 8
+        case "f":
+            return _F64.unpack_from(view, at)[0], at + 8
+        case "s":
+            length = _U32.unpack_from(view, at)[0]
+            _within(view, at + 4, length)
+            return str(view[at + 4 : at + 4 + length], "utf-8"), at + 4 + length
+        case "(" | "[":
+            count = _U32.unpack_from(view, at)[0]
+            _within(view, at + 4, count)
+            at += 4
+            items = []
+            for _ in range(count):
+                item, at = _decode(view, at, depth + 1)
+                items.append(item)
+            return (tuple(items) if kind == ord("(") else items), at
+        case "{":
+            count = _U32.unpack_from(view, at)[0]
+            _within(view, at + 4, count)
+            at += 4
+            made = {}
+            for _ in range(count):
+                key, at = _decode(view, at, depth + 1)
+                made[key], at = _decode(view, at, depth + 1)
+            return made, at
+    raise ValueError(f"{chr(kind)!r} begins no value")
+
+
+def _within(view: memoryview, at: int, length: int) -> None:
+    if at + length > len(view):
+        raise ValueError(f"a part of {length} bytes in {len(view) - at}")
+
+
+def _decode_tensor(view: memoryview, at: int) -> tuple[torch.Tensor, int]:
+    length = view[at]
+    name = str(view[at + 1 : at + 1 + length], "ascii")
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        raise ValueError(f"{name!r} is no dtype")
+    at += 1 + length
+    dimensions = view[at]
+    if dimensions > _DIMENSIONS:
+        raise ValueError(f"a tensor of {dimensions} dimensions")
+    shape = struct.unpack_from(f"<{dimensions}q", view, at + 1)
+    at += 1 + 8 * dimensions
+    size = _U64.unpack_from(view, at)[0]
+    at += 8
+    count = 1
+    for extent in shape:
+        if extent < 0:
+            raise ValueError(f"a tensor of shape {shape}")
+        count *= extent
+    if count * dtype.itemsize != size:
+        raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {size} bytes")
+    _within(view, at, size)
+    tensor = torch.empty(shape, dtype=dtype)
+    if size:
+        memoryview(tensor.reshape(-1).view(torch.uint8).numpy())[:] = view[at : at + size]
+    return tensor, at + size

@@ -1,0 +1,151 @@
+"""Saves as skeleton and leaves: pickling with the tensors taken out, and putting them back.
+
+The skeleton is an ordinary pickle of the saved values, whatever they are made of (lists, dicts,
+dataclasses, named tuples, objects); each tensor in it is a reference. So the stages agree on the
+structure without agreeing on who has the data.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from nnsight.intervention.cache import Cache
+
+from ..saves import Merged, Shipment, to_ship
+from . import lazy
+from .lazy import LazyTensor
+
+
+class _Mark:
+    """Precedes a saved name's value in the skeleton: leaves from here on are counted below it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Skeleton(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.name = ""
+        self.found: dict[str, list[torch.Tensor]] = {}
+        self.caches: list[Cache] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, _Mark):
+            self.name = value.name
+            self.found.setdefault(self.name, [])
+            return ("mark", value.name)
+        if isinstance(value, torch.Tensor):
+            leaves = self.found.setdefault(self.name, [])
+            leaves.append(value)
+            return ("leaf", self.name, len(leaves) - 1)
+        if isinstance(value, Cache):
+            for number, known in enumerate(self.caches):
+                if known is value:
+                    return ("cache", number)
+            self.caches.append(value)
+            return ("cache", len(self.caches) - 1)
+        return None
+
+
+class Taken:
+    """One request's saves on one rank, taken apart.
+
+    Args:
+        saves: label -> saved value. A label stands for one saved name of one sequence.
+    """
+
+    def __init__(self, saves: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        pickler = _Skeleton(buffer)
+        pickler.dump([part for name, value in saves.items() for part in (_Mark(name), name, value)])
+        self.skeleton = buffer.getvalue()
+        self.found = pickler.found
+        self.caches = pickler.caches
+
+    def holds(self) -> dict[str, list[bool]]:
+        """For each name, whether the data of each leaf is on this rank."""
+        return {
+            name: [not lazy.is_lazy(leaf) for leaf in leaves] for name, leaves in self.found.items()
+        }
+
+    def ships(self, below: Mapping[str, str], *, last: bool) -> dict[str, list[bool]]:
+        """Which leaves this rank ships, given what the earlier stages do."""
+        return to_ship(self.holds(), below, last=last)
+
+    def shipment(
+        self,
+        ships: Mapping[str, list[bool]],
+        order: Any,
+        error: Any = None,
+        own_error: bool = False,
+    ) -> Shipment:
+        """What this rank sends home. Forces what it ships and does not hold.
+
+        Args:
+            ships: as `ships` returned it.
+            order: module path -> its position in the whole model, for recordings.
+        """
+        wanted = {
+            (name, position): leaf
+            for name, leaves in self.found.items()
+            for position, leaf in enumerate(leaves)
+            if position < len(ships.get(name, ())) and ships[name][position]
+        }
+        missing = [leaf for leaf in wanted.values() if lazy.is_lazy(leaf)]
+        if missing:
+            lazy.resolve(tuple(missing))
+        return Shipment(
+            self.skeleton,
+            {name: len(leaves) for name, leaves in self.found.items()},
+            {name: _own(leaf) for name, leaf in wanted.items()},
+            error,
+            own_error,
+            [
+                {path: (order(path), entries) for path, entries in cache.entries.items()}
+                for cache in self.caches
+            ],
+        )
+
+
+def _own(leaf: torch.Tensor) -> torch.Tensor:
+    """The leaf's data, without the memory around it that it is a view of."""
+    if isinstance(leaf, LazyTensor):
+        leaf = leaf.node.value if leaf.node.executed else leaf.node.cache
+    if leaf.untyped_storage().nbytes() > leaf.numel() * leaf.element_size():
+        return leaf.clone()
+    return leaf
+
+
+class _Filler(pickle.Unpickler):
+    def __init__(self, merged: Merged) -> None:
+        super().__init__(io.BytesIO(merged.skeleton))
+        self.merged = merged
+        self.caches: dict[int, Cache] = {}
+
+    def persistent_load(self, reference: Any) -> Any:
+        kind, *rest = reference
+        if kind == "mark":
+            return None
+        if kind == "leaf":
+            name, position = rest
+            return self.merged.leaves.get((name, position))
+        number = rest[0]
+        cache = self.caches.get(number)
+        if cache is None:
+            cache = self.caches[number] = Cache.__new__(Cache)
+            cache.model, cache._open = None, {}
+            cache.entries = dict(self.merged.parts[number])
+        return cache
+
+
+def put_together(merged: Merged) -> dict[str, Any]:
+    """The saves by label, every leaf in place."""
+    parts = _Filler(merged).load()
+    return {parts[i + 1]: parts[i + 2] for i in range(0, len(parts), 3)}

@@ -1,0 +1,167 @@
+"""The part of a recorded computation that travels with a pull.
+
+``layers[5].output[0][-1]`` should bring one row, not the prompt: where everything that a lazy was
+made of comes from one access, and torch operations with plain arguments made it, the owner can
+evaluate the same thing beside the data. An expression is JSON: a list of operations by name (see
+`ops`), each argument a plain value, a leaf of the access, or an earlier operation's result.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import ops
+
+if TYPE_CHECKING:
+    from .lazy import Base, Node
+
+#: Longest expression that a rank evaluates for a peer, in characters.
+LIMIT = 1 << 16
+
+
+class _Unshippable(Exception):
+    pass
+
+
+def of_leaf(path: tuple) -> str:
+    """The expression for one whole tensor of an access."""
+    return json.dumps([[], {"l": list(path)}], separators=(",", ":"))
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node lies in memory that a leaf of an access owns."""
+    return node.family is not None and any(
+        source.family is node.family for source in node.inputs
+    )
+
+
+def shipped(node: Node) -> tuple[Base, str] | None:
+    """The access and the expression to pull for ``node``, where that moves no more than its leaves."""
+    if node.base is not None:
+        return None
+    steps: list[list[Any]] = []
+    done: dict[int, int] = {}
+    bases: dict[int, Base] = {}
+    leaves: dict[int, int] = {}
+
+    def visit(part: Node) -> Any:
+        family = part.family
+        if part.executed or part.cache is not None or (family is not None and family.mutations):
+            raise _Unshippable
+        if part.base is not None:
+            bases[id(part.base)] = part.base
+            leaves[part.sequence] = part.meta.numel() * part.meta.element_size()
+            return {"l": list(part.leaf)}
+        if part.sequence in done:
+            return {"r": done[part.sequence]}
+        if part.output:
+            encoded = [_SELECT, [visit(part.inputs[0]), {"t": list(part.output)}], {}]
+        else:
+            name = ops.name_of(part.function)
+            if name is None:
+                raise _Unshippable
+            encoded = [
+                name,
+                [_encode(arg, visit) for arg in part.args],
+                {key: _encode(arg, visit) for key, arg in part.kwargs.items()},
+            ]
+        steps.append(encoded)
+        done[part.sequence] = len(steps) - 1
+        return {"r": done[part.sequence]}
+
+    try:
+        result = visit(node)
+    except (_Unshippable, RecursionError):
+        return None
+    if len(bases) != 1:
+        return None
+    moved = node.meta.numel() * node.meta.element_size()
+    if moved > sum(leaves.values()):
+        return None
+    text = json.dumps([steps, result], separators=(",", ":"))
+    return (next(iter(bases.values())), text) if len(text) <= LIMIT else None
+
+
+_SELECT = "select"
+
+
+def _encode(value: Any, visit: Any) -> Any:
+    from .lazy import LazyTensor
+
+    if isinstance(value, LazyTensor):
+        return visit(value.node)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else {"f": repr(value)}
+    if isinstance(value, slice):
+        return {"s": [_encode(part, visit) for part in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"e": 1}
+    if isinstance(value, torch.dtype):
+        return {"d": str(value).removeprefix("torch.")}
+    if isinstance(value, (tuple, torch.Size)):
+        return {"t": [_encode(part, visit) for part in value]}
+    if isinstance(value, list):
+        return [_encode(part, visit) for part in value]
+    raise _Unshippable
+
+
+def evaluate(text: str, value: Any) -> Any:
+    """Evaluate an expression that a peer sent on ``value``, the published structure.
+
+    Raises:
+        ValueError: the text is no expression, or names an operation that may not travel.
+    """
+    if len(text) > LIMIT:
+        raise ValueError(f"an expression of {len(text)} characters is over the limit of {LIMIT}")
+    try:
+        steps, result = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not an expression: {text[:200]!r}") from error
+    results: list[Any] = []
+
+    def decode(part: Any) -> Any:
+        if isinstance(part, list):
+            return [decode(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        ((kind, body),) = part.items()
+        match kind:
+            case "l":
+                return _walk(value, body)
+            case "r":
+                return results[body]
+            case "s":
+                return slice(*(decode(item) for item in body))
+            case "e":
+                return Ellipsis
+            case "d":
+                found = getattr(torch, body, None)
+                if not isinstance(found, torch.dtype):
+                    raise ValueError(f"{body!r} is no dtype")
+                return found
+            case "t":
+                return tuple(decode(item) for item in body)
+            case "f":
+                return float(body)
+        raise ValueError(f"{kind!r} is no part of an expression")
+
+    for name, args, kwargs in steps:
+        if name == _SELECT:
+            results.append(_walk(decode(args[0]), decode(args[1])))
+        else:
+            function = ops.function_of(name)
+            results.append(
+                function(*(decode(arg) for arg in args), **{k: decode(v) for k, v in kwargs.items()})
+            )
+    return decode(result)
+
+
+def _walk(value: Any, path: Any) -> Any:
+    for part in path:
+        value = value[part]
+    return value

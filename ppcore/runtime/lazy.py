@@ -1,0 +1,623 @@
+"""The placeholder that a rank holds for a value of another stage.
+
+A read of a remote location is answered at once with a [`LazyTensor`][ppcore.runtime.lazy.LazyTensor]
+(or a tuple of them, as the location's structure is). It *is* a ``torch.Tensor`` with the right
+shape, dtype and device, and has no data. Operations on it are recorded; the data is brought
+(*forced*) only where Python itself must have it: ``bool``, ``float``, ``item``, ``numpy``,
+formatting, a write into a real tensor.
+
+Recording happens inside torch's C++ calls (``__torch_function__``), where a greenlet must not be
+switched; so an operation that mixes lazies and real tensors stays lazy too, and what forces is
+overridden here as plain Python methods.
+
+Aliasing
+--------
+``h = x[0]; h[:] = 0`` changes ``x``. Nodes that share memory form a *family* (found by running each
+operation on meta tensors and comparing storages). A mutation is recorded with its place in program
+order. When a member is needed, the operations of the family are executed in that order on the one
+real tensor, so torch itself does the aliasing; a value derived *before* a mutation is computed
+before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from ..core import Available
+from ..messages import Key
+from . import expression, ops
+
+_sequence = itertools.count()
+_NO_FUNCTION = torch._C.DisableTorchFunctionSubclass
+
+
+class Fetcher(Protocol):
+    """What forcing needs: a way to bring values from other stages (see `link`)."""
+
+    def fetch(self, wanted: list[tuple[Base, str]]) -> list[Any]:
+        """The values of the expressions, in order; blocks or parks until they are here."""
+
+    def request(self, wanted: list[tuple[Base, str]]) -> list[int]:
+        """Ask for the values without waiting for them."""
+
+    def forgotten(self, base: Base) -> None:
+        """No lazy needs ``base`` any more. Called from any thread, at any time."""
+
+
+class Base:
+    """One remote access: where its value lives, and which of its leaves are already here.
+
+    Attributes:
+        key: the access's name.
+        location: what was read, for messages.
+        owner: the stage that has the value.
+        available: from when on it can be had.
+        numbers: the pulls made of it; their results go when this does.
+    """
+
+    __slots__ = ("__weakref__", "available", "fetcher", "key", "location", "numbers", "owner")
+
+    def __init__(
+        self, fetcher: Fetcher, key: Key, location: str, owner: int, available: Available
+    ) -> None:
+        self.fetcher = fetcher
+        self.key = key
+        self.location = location
+        self.owner = owner
+        self.available = available
+        self.numbers: list[int] = []
+
+    def __del__(self) -> None:
+        self.fetcher.forgotten(self)
+
+
+class Family:
+    """Nodes that share memory, with the mutations of it in program order."""
+
+    __slots__ = ("members", "mutations", "readers", "storage")
+
+    def __init__(self, meta: torch.Tensor) -> None:
+        self.storage = meta.untyped_storage()
+        # Not yet executed.
+        self.mutations: list[Node] = []
+        # Unexecuted nodes that read this memory into memory of their own.
+        self.readers: weakref.WeakSet[Node] = weakref.WeakSet()
+        # Nodes in this memory, for invalidating what was pulled by expression.
+        self.members: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+class Node:
+    """One recorded operation, or one leaf of a remote access.
+
+    Attributes:
+        value: the executed result; once set, the recorded part is gone.
+        cache: a view that was pulled by itself: right until its family is mutated.
+        output: for one tensor of an operation with several, the path to it.
+    """
+
+    __slots__ = (
+        "__weakref__", "args", "base", "cache", "device", "executed", "family", "function", "inputs",
+        "kwargs", "leaf", "meta", "output", "sequence", "value",
+    )  # fmt: skip
+
+    def __init__(self, meta: Any, device: torch.device, family: Family | None) -> None:
+        self.sequence = next(_sequence)
+        self.meta = meta
+        self.device = device
+        self.family = family
+        self.function: Callable | None = None
+        self.args: tuple = ()
+        self.kwargs: dict = {}
+        self.inputs: list[Node] = []
+        self.output: tuple = ()
+        self.base: Base | None = None
+        self.leaf: tuple = ()
+        self.value: Any = None
+        self.cache: Any = None
+        self.executed = False
+        if family is not None:
+            family.members.add(self)
+
+    def settle(self, value: Any) -> None:
+        """The result is here: forget how to get it."""
+        self.value, self.executed = value, True
+        self.cache = None
+        self.function, self.args, self.kwargs, self.inputs, self.base = None, (), {}, [], None
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor of another stage that this rank has not needed yet."""
+
+    node: Node
+
+    @staticmethod
+    def of(node: Node) -> LazyTensor:
+        """The tensor to hand to user code for ``node``."""
+        meta = node.meta
+        made = torch.Tensor._make_wrapper_subclass(
+            LazyTensor,
+            meta.shape,
+            strides=meta.stride(),
+            dtype=meta.dtype,
+            device=node.device,
+        )
+        made.node = node
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        return record(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        # Reached below torch functions only (autograd off, a C++ composite): no recording there.
+        args, kwargs = resolve((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    # What Python must have the data for, as plain methods: no C++ frame lies below a park here.
+
+    def item(self) -> Any:
+        return force(self).item()
+
+    def tolist(self) -> Any:
+        return force(self).tolist()
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return force(self).numpy(*args, **kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return force(self).__array__(*args, **kwargs)
+
+    def __bool__(self) -> bool:
+        return bool(force(self))
+
+    def __float__(self) -> float:
+        return float(force(self))
+
+    def __int__(self) -> int:
+        return int(force(self))
+
+    def __index__(self) -> int:
+        return force(self).__index__()
+
+    def __complex__(self) -> complex:
+        return complex(force(self))
+
+    def __contains__(self, element: Any) -> bool:
+        return resolve(element) in force(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(force(self), spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(force(self))
+
+    def __str__(self) -> str:
+        return str(force(self))
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        copied = memo.get(id(self))
+        if copied is None:
+            copied = memo[id(self)] = self.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return force(self).__reduce_ex__(protocol)
+
+    def __getitem__(self, index: Any) -> Any:
+        if _shape_depends_on_data(index):
+            return force(self)[resolve(index)]
+        return record(torch.Tensor.__getitem__, (self, index), {})
+
+    def equal(self, other: Any) -> bool:
+        return force(self).equal(resolve(other))
+
+    def allclose(self, other: Any, *args: Any, **kwargs: Any) -> bool:
+        return force(self).allclose(resolve(other), *args, **kwargs)
+
+    def is_nonzero(self) -> bool:
+        return force(self).is_nonzero()
+
+    def nonzero(self, *args: Any, **kwargs: Any) -> Any:
+        return force(self).nonzero(*args, **kwargs)
+
+    def unique(self, *args: Any, **kwargs: Any) -> Any:
+        return force(self).unique(*args, **kwargs)
+
+    def masked_select(self, mask: Any) -> Any:
+        return force(self).masked_select(resolve(mask))
+
+    def data_ptr(self) -> int:
+        return force(self).data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return force(self).untyped_storage()
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        return self.to("cpu")
+
+
+def _shape_depends_on_data(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(
+        isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts
+    )
+
+
+# --- making lazies ----------------------------------------------------------------------------
+
+
+def leaf(base: Base, path: tuple, shape: Any, dtype: torch.dtype, device: torch.device) -> LazyTensor:
+    """The lazy for one tensor of a remote access."""
+    with _NO_FUNCTION():
+        meta = torch.empty(shape, dtype=dtype, device="meta")
+    node = Node(meta, device, Family(meta))
+    node.base, node.leaf = base, path
+    return LazyTensor.of(node)
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether ``value`` is a tensor whose data is not here."""
+    return isinstance(value, LazyTensor) and not value.node.executed
+
+
+def lazies(value: Any) -> list[LazyTensor]:
+    """The lazies in a structure of tuples, lists and dicts, in order."""
+    found: list[LazyTensor] = []
+
+    def walk(part: Any) -> None:
+        if isinstance(part, LazyTensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list)):
+            for item in part:
+                walk(item)
+        elif isinstance(part, dict):
+            for item in part.values():
+                walk(item)
+        elif isinstance(part, slice):
+            walk((part.start, part.stop, part.step))
+
+    walk(value)
+    return found
+
+
+def map_tensors(value: Any, function: Callable[[tuple, torch.Tensor], Any], path: tuple = ()) -> Any:
+    """``value`` with each tensor replaced by ``function(path, tensor)``; containers are rebuilt."""
+    if isinstance(value, torch.Tensor):
+        return function(path, value)
+    if isinstance(value, (tuple, list)):
+        items = [map_tensors(item, function, (*path, i)) for i, item in enumerate(value)]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*items)
+        if isinstance(value, tuple) and type(value) is not tuple:
+            return type(value)(items)  # torch.return_types take one sequence
+        return type(value)(items)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function, (*path, key)) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*map_tensors((value.start, value.stop, value.step), function, path))
+    return value
+
+
+# --- recording --------------------------------------------------------------------------------
+
+
+def record(function: Any, args: tuple, kwargs: dict) -> Any:
+    """Answer a torch function called with at least one lazy among its arguments."""
+    name = ops.plain_name(function)
+    if name == "__get__":
+        return _property(function.__self__.__name__, args[0])
+    if name in ops.FACTORIES:
+        return _factory(function, args, kwargs)
+
+    involved = lazies((args, kwargs))
+    if not any(is_lazy(lazy) for lazy in involved):
+        return _run(function, args, kwargs)
+    if ops.mutates(function, kwargs):
+        return _mutate(function, args, kwargs, involved)
+    if name in ops.RANDOM or name in ("equal", "allclose"):
+        return _run(function, args, kwargs)
+    if function is torch.Tensor.to:
+        moved = _moved(args, kwargs)
+        if moved is not None:
+            return moved
+    try:
+        result = _on_meta(function, args, kwargs)
+    except (NotImplementedError, torch._subclasses.fake_tensor.DataDependentOutputException):
+        return _run(function, args, kwargs)
+    except RuntimeError as error:
+        # Some kernels have no meta form and say so with a plain RuntimeError.
+        if "meta" in str(error).lower():
+            return _run(function, args, kwargs)
+        raise
+    return _recorded(function, args, kwargs, result, involved)
+
+
+def _run(function: Any, args: tuple, kwargs: dict) -> Any:
+    """Run for real, now."""
+    args, kwargs = resolve((args, kwargs))
+    return function(*args, **kwargs)
+
+
+def _property(name: str, tensor: LazyTensor) -> Any:
+    node = tensor.node
+    if node.executed:
+        return getattr(node.value, name)
+    if name in ops.DATA_PROPERTIES:
+        return record(ops.Property(name), (tensor,), {})
+    if name == "device":
+        return node.device
+    if name in ("is_meta", "is_cpu", "is_cuda"):
+        return name == f"is_{node.device.type}"
+    if name == "grad":
+        return None
+    return getattr(node.meta, name)
+
+
+def _factory(function: Any, args: tuple, kwargs: dict) -> Any:
+    def blank(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
+        if not is_lazy(tensor):
+            return _real(tensor)
+        node = tensor.node  # type: ignore[attr-defined]
+        return torch.empty(node.meta.shape, dtype=node.meta.dtype, device=node.device)
+
+    args, kwargs = map_tensors((args, kwargs), blank)
+    return function(*args, **kwargs)
+
+
+def _moved(args: tuple, kwargs: dict) -> Any:
+    """``lazy.to(...)`` when that changes nothing: torch answers with the same tensor."""
+    tensor = args[0]
+    if not isinstance(tensor, LazyTensor) or kwargs.get("copy"):
+        return None
+    device, dtype, node = kwargs.get("device"), kwargs.get("dtype"), tensor.node
+    for arg in args[1:]:
+        if isinstance(arg, torch.dtype):
+            dtype = arg
+        elif isinstance(arg, (torch.device, str)):
+            device = arg
+        elif isinstance(arg, torch.Tensor):
+            device, dtype = arg.device, arg.dtype
+        elif arg is True:
+            return None
+    same_device = device is None or _same_device(torch.device(device), node.device)
+    if same_device and dtype in (None, node.meta.dtype):
+        return tensor
+    return None
+
+
+def _same_device(asked: torch.device, held: torch.device) -> bool:
+    return asked.type == held.type and (asked.index is None or asked.index == held.index)
+
+
+def _on_meta(function: Any, args: tuple, kwargs: dict) -> Any:
+    """The result's shapes: ``function`` on meta tensors."""
+
+    def to_meta(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, LazyTensor):
+            return tensor.node.value.to("meta") if tensor.node.executed else tensor.node.meta
+        return tensor.to("meta")
+
+    with _NO_FUNCTION():
+        args, kwargs = map_tensors((args, kwargs), to_meta)
+        if function is torch.Tensor.to:
+            args = tuple(
+                torch.device("meta") if isinstance(arg, (torch.device, str)) else arg for arg in args
+            )
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": "meta"}
+        return function(*args, **kwargs)
+
+
+def _target_device(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]) -> torch.device:
+    device = kwargs.get("device")
+    if function is torch.Tensor.to:
+        for arg in args[1:]:
+            if isinstance(arg, (torch.device, str)):
+                device = arg
+            elif isinstance(arg, torch.Tensor):
+                device = arg.device
+    return torch.device(device) if device is not None else involved[0].node.device
+
+
+def _recorded(
+    function: Any, args: tuple, kwargs: dict, result: Any, involved: list[LazyTensor]
+) -> Any:
+    with _NO_FUNCTION():
+        outputs: list[tuple[tuple, torch.Tensor]] = []
+        map_tensors(result, lambda path, meta: outputs.append((path, meta)))
+        if not outputs:
+            return result
+        same = next(
+            (lazy for lazy in involved if not lazy.node.executed and result is lazy.node.meta), None
+        )
+        if same is not None:
+            return same  # torch answered with its argument (float() of a float tensor)
+        device = _target_device(function, args, kwargs, involved)
+        operation = _operation(function, args, kwargs, result, involved, device)
+
+        def one(path: tuple, meta: torch.Tensor) -> LazyTensor:
+            if meta is operation.meta:
+                return LazyTensor.of(operation)
+            node = Node(meta, device, _family(meta, involved))
+            node.inputs, node.output, node.function = [operation], path, _select
+            return LazyTensor.of(node)
+
+        return map_tensors(result, one)
+
+
+def _operation(
+    function: Any, args: tuple, kwargs: dict, result: Any, involved: list[LazyTensor], device: Any
+) -> Node:
+    single = isinstance(result, torch.Tensor)
+    node = Node(result, device, _family(result, involved) if single else None)
+    node.function = function
+    node.args, node.kwargs = map_tensors((args, kwargs), _snapshot)
+    node.inputs = [lazy.node for lazy in involved if not lazy.node.executed]
+    for source in node.inputs:
+        if source.family is not None and source.family is not node.family:
+            source.family.readers.add(node)
+    return node
+
+
+def _snapshot(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
+    """A real argument as it is now: the engine reuses activation buffers, blocks edit in place."""
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    if isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    return tensor.clone()
+
+
+def _family(meta: torch.Tensor, involved: list[LazyTensor]) -> Family:
+    storage = meta.untyped_storage()._cdata
+    for lazy in involved:
+        family = lazy.node.family
+        if not lazy.node.executed and family is not None and family.storage._cdata == storage:
+            return family
+    return Family(meta)
+
+
+def _select(node: Node) -> Any:
+    value = node.inputs[0].value
+    for part in node.output:
+        value = value[part]
+    return value
+
+
+def _mutate(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]) -> Any:
+    out = kwargs.get("out")
+    target = out if out is not None else args[0]
+    if not isinstance(target, LazyTensor):
+        return _run(function, args, kwargs)  # into a real tensor: the data is needed now
+    node = target.node
+    if node.executed:
+        for reader in sorted(node.family.readers if node.family else (), key=lambda n: n.sequence):
+            materialize([reader])
+        return _run(function, args, kwargs)
+    result = _on_meta(function, args, kwargs)  # raises what torch would
+    family = node.family
+    assert family is not None
+    operation = Node(result, node.device, None)
+    operation.function = function
+    operation.args, operation.kwargs = map_tensors((args, kwargs), _snapshot)
+    operation.inputs = [lazy.node for lazy in involved if not lazy.node.executed]
+    for source in operation.inputs:
+        if source.family is not None and source.family is not family:
+            source.family.readers.add(operation)
+    family.mutations.append(operation)
+    for member in family.members:
+        member.cache = None
+    return target if isinstance(result, torch.Tensor) else result
+
+
+# --- forcing ----------------------------------------------------------------------------------
+
+
+def force(tensor: Any) -> torch.Tensor:
+    """The real tensor behind ``tensor``, brought here if need be."""
+    return resolve(tensor)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, LazyTensor):
+        node = tensor.node
+        return node.value if node.executed else node.cache
+    return tensor
+
+
+def resolve(value: Any) -> Any:
+    """``value`` with every lazy in it replaced by its data; one exchange for all of them."""
+    found = lazies(value)
+    if not found:
+        return value
+    materialize([lazy.node for lazy in found])
+    return map_tensors(value, lambda path, tensor: _real(tensor))
+
+
+def prefetch(value: Any) -> None:
+    """Ask for what `resolve` of ``value`` would bring, without waiting for it."""
+    plan, _ = _plan([lazy.node for lazy in lazies(value)])
+    if plan:
+        plan[0][1].fetcher.request([(base, text) for _, base, text in plan])
+
+
+def materialize(wanted: Iterable[Node]) -> None:
+    """Bring the data of ``wanted`` here: pull what moves least, then execute what was recorded."""
+    plan, order = _plan(wanted)
+    if plan:
+        values = plan[0][1].fetcher.fetch([(base, text) for _, base, text in plan])
+        for (node, _, _), value in zip(plan, values, strict=True):
+            if node.base is not None or not expression.is_view(node):
+                node.settle(value)
+            else:
+                node.cache = value
+    for node in order:
+        if not node.executed:
+            _execute(node)
+
+
+def _plan(wanted: Iterable[Node]) -> tuple[list[tuple[Node, Base, str]], list[Node]]:
+    """What to pull for ``wanted``, and what to execute here afterwards, in order."""
+    plan: list[tuple[Node, Base, str]] = []
+    local: list[Node] = []
+    for node in dict.fromkeys(wanted):
+        if node.executed or node.cache is not None:
+            continue
+        shipped = expression.shipped(node)
+        if shipped is not None:
+            plan.append((node, *shipped))
+        else:
+            local.append(node)
+    order = _closure(local)
+    for node in order:
+        if node.base is not None:
+            plan.append((node, node.base, expression.of_leaf(node.leaf)))
+    return plan, order
+
+
+def _closure(wanted: list[Node]) -> list[Node]:
+    """Every unexecuted node that has to run for ``wanted``, in program order."""
+    needed: dict[int, Node] = {}
+    now = max((node.sequence for node in wanted), default=0)
+    stack = list(wanted)
+    for node in wanted:
+        if node.family is not None and node.family.mutations:
+            now = max(now, node.family.mutations[-1].sequence)
+    while stack:
+        node = stack.pop()
+        if node.executed or node.cache is not None or node.sequence in needed:
+            continue
+        needed[node.sequence] = node
+        stack.extend(node.inputs)
+        families = {id(n.family): n.family for n in (node, *node.inputs) if n.family is not None}
+        for family in families.values():
+            mutations = [m for m in family.mutations if m.sequence <= now]
+            stack.extend(mutations)
+            if mutations:
+                last = mutations[-1].sequence
+                stack.extend(r for r in family.readers if not r.executed and r.sequence < last)
+    return [needed[sequence] for sequence in sorted(needed)]
+
+
+def _execute(node: Node) -> None:
+    with _NO_FUNCTION():
+        if node.function is _select:
+            node.settle(_select(node))
+            return
+        args, kwargs = map_tensors((node.args, node.kwargs), lambda path, tensor: _real(tensor))
+        result = node.function(*args, **kwargs)  # type: ignore[misc]
+        families = {id(source.family): source.family for source in node.inputs}
+        for family in families.values():
+            if family is not None and node in family.mutations:
+                family.mutations.remove(node)
+    node.settle(result)

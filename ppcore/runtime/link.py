@@ -1,0 +1,411 @@
+"""One rank's end of the protocol: the core, its lock, its transport and what landed.
+
+The forward thread and the transport's receiving threads meet here. The lock is held while the core
+decides and never during I/O or torch work: the core's effects are carried out after it is let go.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from greenlet import getcurrent
+
+from ..core import (
+    Abandoned,
+    Available,
+    Core,
+    Describe,
+    Dropped,
+    Effect,
+    Landed,
+    Send,
+    Serve,
+)
+from ..errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
+from ..messages import Key, Never, Reply, Worker, parse, spell
+from . import codec, expression
+from .lazy import Base
+from .transport import Transport
+
+
+class Forcing:
+    """What a worker parks on that needs data of a later place: the pulls it waits for."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+
+class Link:
+    """The driver of one rank's `Core`.
+
+    Args:
+        core: the protocol state.
+        transport: carries frames to the other stages; None on a single stage.
+        device: where this rank's tensors live.
+        deadline_s: how long a wait may last before it ends with a report.
+        parameter: location of a module's parameter -> the tensor, for peers that need one.
+        describe: a call's spelling -> the structure it returns, spelled (see `calls`).
+        log: called with one line for each protocol event; None records nothing.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        transport: Transport | None,
+        device: torch.device,
+        *,
+        deadline_s: float = 300.0,
+        parameter: Callable[[str], torch.Tensor] | None = None,
+        describe: Callable[[str], str] | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.transport = transport
+        self.device = device
+        self.deadline_s = deadline_s
+        self.pulled_bytes = 0
+        self.host_copies = 0
+        self._parameter = parameter
+        self._describe = describe
+        self._log = log
+        self._changed = threading.Condition()
+        # Pull number -> its value, until no lazy needs it.
+        self._landed: dict[int, Any] = {}
+        self._refused: dict[int, str] = {}
+        self._abandoned: dict[Worker, str] = {}
+        # Bases that no lazy needs, put here by destructors on any thread.
+        self._forgotten: deque[tuple[int, Key, list[int]]] = deque()
+        self._since: dict[int, float] = {}
+        if transport is not None:
+            transport.start(self._on_frame, self._on_death)
+
+    # --- carrying out what the core says ------------------------------------------------------
+
+    def _decide(self, decide: Callable[[], list[Effect]]) -> None:
+        with self._changed:
+            effects = decide()
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect.peer, spell(effect.message))
+                case Serve():
+                    self._serve(effect)
+                case Describe():
+                    self._answer(effect.peer, effect.number, lambda e=effect: self._description(e))
+                case Landed():
+                    with self._changed:
+                        if effect.reason is not None:
+                            self._refused[effect.number] = effect.reason
+                        else:
+                            self._landed[effect.number] = effect.token
+                        self._changed.notify_all()
+                case Abandoned():
+                    with self._changed:
+                        self._abandoned.setdefault(effect.worker, effect.error)
+                        self._changed.notify_all()
+                case Dropped():
+                    with self._changed:
+                        for worker in [w for w in self._abandoned if w.request == effect.request]:
+                            del self._abandoned[worker]
+                        self._changed.notify_all()
+
+    def _send(self, peer: int, text: str, payload: bytes | bytearray = b"") -> None:
+        if self._log is not None:
+            self._log(f"send {peer} {text}")
+        assert self.transport is not None
+        self.transport.send(peer, text, payload)
+
+    def _serve(self, effect: Serve) -> None:
+        token = effect.token
+        if isinstance(token, str):
+            location = token
+
+            def value() -> Any:
+                assert self._parameter is not None
+                return expression.evaluate(effect.expression, (self._parameter(location),))
+        else:
+
+            def value() -> Any:
+                return expression.evaluate(effect.expression, token)
+
+        self._answer(effect.peer, effect.number, value)
+
+    def _description(self, effect: Describe) -> str:
+        assert self._describe is not None
+        return self._describe(effect.call)
+
+    def _answer(self, peer: int, number: int, value: Callable[[], Any]) -> None:
+        try:
+            with torch.inference_mode():
+                payload = codec.encode(value())
+        except Exception as error:
+            self._send(peer, spell(Never(number, f"failed: {type(error).__name__}: {error}")))
+        else:
+            self._send(peer, spell(Reply(number)), payload)
+        with self._changed:
+            self.core.sent_reply()
+
+    # --- what the transport brings ------------------------------------------------------------
+
+    def _on_frame(self, peer: int, text: str, payload: memoryview) -> None:
+        message = parse(text)
+        token = None
+        if len(payload):
+            self.pulled_bytes += len(payload)
+            with torch.inference_mode():
+                token = self._to_device(codec.decode(payload))
+        if self._log is not None:
+            self._log(f"take {peer} {text}")
+        with self._changed:
+            effects = self.core.take(peer, message, token)
+            self._changed.notify_all()
+        self._carry_out(effects)
+
+    def _to_device(self, value: Any) -> Any:
+        if self.device.type == "cpu":
+            return value
+        from .lazy import map_tensors
+
+        return map_tensors(value, lambda path, tensor: tensor.to(self.device))
+
+    def _on_death(self, peer: int, why: str) -> None:
+        with self._changed:
+            effects = self.core.peer_died(peer, why)
+            self._changed.notify_all()
+        self._carry_out(effects)
+
+    # --- forcing (the lazies' Fetcher) --------------------------------------------------------
+
+    def request(self, wanted: list[tuple[Base, str]]) -> list[int]:
+        """Ask for the expressions, without waiting; the numbers of the pulls, in order."""
+        numbers: list[int] = []
+        effects: list[Effect] = []
+        with self._changed:
+            for base, text in wanted:
+                number, more = self.core.pull(base.key, base.location, text, base.owner)
+                if number not in base.numbers:
+                    base.numbers.append(number)
+                numbers.append(number)
+                effects += more
+                self._since.setdefault(number, time.monotonic())
+        self._carry_out(effects)
+        return numbers
+
+    def fetch(self, wanted: list[tuple[Base, str]]) -> list[Any]:
+        """The values of the expressions, in order.
+
+        Blocks where the wait rule allows it, and parks the calling worker otherwise.
+
+        Raises:
+            Missed: the rule does not allow it and no worker calls: a write whose value a later stage
+                produces in the same turn.
+        """
+        numbers = self.request(wanted)
+        with self._changed:
+            block = all(
+                self.core.may_block(base.key.worker.request, base.available) for base, _ in wanted
+            )
+        in_worker = getattr(getcurrent(), "mediator", None) is not None
+        while not self.ready(numbers):
+            if block:
+                self.wait(numbers)
+            elif in_worker:
+                getcurrent().parent.switch(Forcing(numbers))  # type: ignore[union-attr]
+                # Resumed by the rank's loop once the values are here or may be waited for.
+                block = True
+            else:
+                late = wanted[0][0]
+                raise Missed(
+                    f"stage {self.core.stage} needs {late.location!r} ({late.key}), which stage "
+                    f"{late.owner} produces only after it in the same turn"
+                )
+        return self.values(numbers)
+
+    def values(self, numbers: list[int]) -> list[Any]:
+        """The answers to these pulls, in order.
+
+        Raises:
+            Unreachable: the owner cannot produce one.
+            Diverged: the block ran differently there.
+            PeerDied: the owner is gone.
+        """
+        return [self._value(number) for number in numbers]
+
+    def forget(self, owner: int, key: Key) -> None:
+        """This rank will not ask for ``key``."""
+        self._forgotten.append((owner, key, []))
+
+    def _value(self, number: int) -> Any:
+        self._since.pop(number, None)
+        reason = self._refused.get(number)
+        if reason is None:
+            return self._landed[number]
+        kind, _, text = reason.partition(": ")
+        error = {"diverged": Diverged, "died": PeerDied}.get(kind, Unreachable)
+        raise error(text)
+
+    def ready(self, numbers: Iterable[int]) -> bool:
+        """Whether every one of these pulls is answered."""
+        return all(number in self._landed or number in self._refused for number in numbers)
+
+    def wait(self, numbers: list[int]) -> None:
+        """Block this thread until these pulls are answered."""
+        self.until(lambda: self.ready(numbers), "a pull")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Block this thread until ``condition`` holds.
+
+        Raises:
+            DeadlineExceeded: it did not within the deadline; the text lists who waits for what.
+        """
+        end = time.monotonic() + self.deadline_s
+        with self._changed:
+            while not condition():
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(self.report(what))
+                self._changed.wait(min(left, 1.0))
+
+    def report(self, what: str) -> str:
+        """The wait-for edges of this rank with their ages, for an error text."""
+        now = time.monotonic()
+        oldest = min(self._since.values(), default=now - self.deadline_s)
+        waits = self.core.waits() or [f"stage {self.core.stage} waits for {what}"]
+        return (
+            f"waited {self.deadline_s:.0f} s for {what} (oldest pull: {now - oldest:.0f} s); "
+            + "; ".join(waits)
+        )
+
+    def probe(self, owner: int, call: str) -> str:
+        """Ask ``owner`` what structure a call returns (spelled, see `calls`); blocks."""
+        with self._changed:
+            number, effects = self.core.probe(owner, call)
+        self._carry_out(effects)
+        self.wait([number])
+        try:
+            return self._value(number)
+        finally:
+            self._landed.pop(number, None)
+
+    def forgotten(self, base: Base) -> None:
+        """A destructor's word that ``base`` is needed no more."""
+        self._forgotten.append((base.owner, base.key, base.numbers))
+
+    # --- what the rank's loop calls -----------------------------------------------------------
+
+    def open_round(self, requests: list[str]) -> None:
+        """A forward step begins."""
+        self._decide(lambda: self.core.open_round(requests))
+
+    def close_round(self) -> None:
+        """The forward step is over: tell owners what this rank can force no more."""
+        self._flush()
+
+    def _flush(self) -> None:
+        released: list[tuple[int, Key]] = []
+        while self._forgotten:
+            owner, key, numbers = self._forgotten.popleft()
+            if key.access >= 0 and key.worker.request:
+                released.append((owner, key))
+            for number in numbers:
+                self._landed.pop(number, None)
+                self._refused.pop(number, None)
+        if released:
+            self._decide(lambda: self.core.release(released))
+
+    def publish(self, key: Key, location: str, value: Any) -> None:
+        """This rank's worker read ``value``: keep it as it is now for whoever asks."""
+        with self._changed:
+            if not self.core.asked_for(key):
+                self.core.publish(key, location, None, 0)
+                return
+        from .lazy import map_tensors
+
+        kept = map_tensors(value, lambda path, tensor: tensor.detach().clone())
+        size = codec.size_bytes(kept)
+        self._decide(lambda: self.core.publish(key, location, kept, size))
+
+    def failed(self, worker: Worker, error: dict) -> None:
+        """The worker raised here: tell every rank."""
+        if self.transport is not None:
+            self._decide(lambda: self.core.fail(worker, json.dumps(error)))
+
+    def abandoned(self, worker: Worker) -> dict | None:
+        """The error with which another rank ended this worker, if one did."""
+        found = self._abandoned.get(worker)
+        return json.loads(found) if found is not None else None
+
+    def finish(self, worker: Worker) -> None:
+        """The worker makes no further access."""
+        self._decide(lambda: self.core.finish(worker))
+
+    def end(self, request: str) -> None:
+        """The request takes part in no further round."""
+        with self._changed:
+            self.core.end(request)
+
+    def exchange_held(self, request: str, leaves: Callable[[dict[int, str]], str]) -> dict[int, str]:
+        """What every earlier stage holds of a request's saves, having told the later ones.
+
+        ``leaves`` turns what the earlier stages hold into what this one ships.
+        """
+        self.until(
+            lambda: self.core.held(request) is not None, f"what earlier stages hold of {request!r}"
+        )
+        with self._changed:
+            below = self.core.held(request) or {}
+        mine = leaves(below)
+        self._decide(lambda: self.core.say_held(request, mine))
+        return below
+
+    def say_done(self, request: str) -> None:
+        """This rank pulls nothing more of the request."""
+        self._flush()
+        self._decide(lambda: self.core.say_done(request))
+
+    def drained(self) -> bool:
+        """Whether nothing of an ended request is left here."""
+        with self._changed:
+            return not any(self.core.ended(request) for request in self.core.requests)
+
+    def wait_drained(self) -> None:
+        """Block until nothing of an ended request is left here."""
+        self.until(
+            lambda: not any(self.core.ended(request) for request in self.core.requests),
+            "the other stages to be done with ended requests",
+        )
+
+    def may_block(self, request: str, available: Available) -> bool:
+        """See `Core.may_block`."""
+        with self._changed:
+            return self.core.may_block(request, available)
+
+    def status(self) -> dict[str, int]:
+        """The counters that this rank's status shows."""
+        with self._changed:
+            entries, size = self.core.buffered()
+            return {
+                "buffer_entries": entries,
+                "buffer_bytes": size,
+                "pending_pulls": self.core.pending(),
+                "pulls_total": self.core.counters.pulls,
+                "pulled_bytes_total": self.pulled_bytes,
+                "messages_total": self.core.counters.messages,
+                "host_copies_total": self.host_copies,
+            }
+
+    def close(self) -> None:
+        """Leave the column."""
+        if self.transport is not None:
+            self.transport.close()

@@ -1,0 +1,336 @@
+"""A worker that runs on every rank of a column.
+
+nnsight's `Mediator` runs a block as a greenlet that parks on a location until the model's forward
+reaches it. On one stage of several, most locations are never reached here. This subclass looks at
+what the worker parked on at the one place where every park passes, `switch`, and asks the core what
+becomes of it: wait for this rank's forward, answer at once with a lazy, or stay parked until a turn
+opens or a value lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nnsight.intervention.errors import capture_exception
+from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator, Pending
+
+from ..core import Available, Decision, Verdict
+from ..errors import Missed
+from ..messages import Worker
+from . import expression, lazy
+from .lazy import Base, LazyTensor
+from .link import Forcing
+from .threadstate import Kept
+
+if TYPE_CHECKING:
+    from .interleaver import PPInterleaver
+    from .link import Link
+
+#: What a worker is parked on, to nnsight, when the model can do nothing for it.
+IDLE = Pending(Event.BARRIER, None)
+
+#: The whole value of an access, whatever its structure.
+_WHOLE = expression.of_leaf(())
+
+
+class PPMediator(Mediator):
+    """A [`Mediator`] whose accesses may belong to other stages.
+
+    Attributes:
+        worker_id: the worker's name, the same on every rank.
+        decision: what the core said of the access that the worker is parked on.
+        held: the request that waits for something other than this rank's forward: a turn (gate),
+            a value (fetching), or nothing that can come (never).
+    """
+
+    link: Link
+    worker_id: Worker
+    decision: Decision | None
+    held: Pending | None
+
+    @classmethod
+    def adopt(cls, mediator: Mediator, worker: Worker, link: Link) -> PPMediator:
+        """Turn a mediator that has not started into one of these."""
+        mediator.__class__ = cls
+        adopted: PPMediator = mediator  # type: ignore[assignment]
+        adopted.link = link
+        adopted.worker_id = worker
+        adopted.decision = None
+        adopted.held = None
+        adopted._numbers = []
+        adopted._resume_with = None
+        adopted._seen = {}
+        adopted._state = Kept()
+        return adopted
+
+    # The pulls that the worker, or the read it parked on, waits for.
+    _numbers: list[int]
+    # Makes what a fetched read is answered with; None while the worker itself waits in a lazy.
+    _resume_with: Callable[[], Any] | None
+    # What this worker sees of the visit that its clock stands at: location -> value.
+    _seen: dict[str, Any]
+    _state: Kept
+
+    # --- nnsight's side -----------------------------------------------------------------------
+
+    def start(self, interleaver: Any = None) -> None:
+        with self.link._changed:
+            self.link.core.start(self.worker_id)
+        try:
+            super().start(interleaver)
+        except Exception as error:
+            self._report(error)
+            raise
+
+    def wanted(self, location: str) -> int:
+        if self.iteration is not None:
+            return self.iteration
+        if not self.link.core.knows(location):
+            return super().occurrence(location)
+        return self.link.core.wanted(self.worker_id, location)
+
+    def occurrence(self, location: str) -> int:
+        """Which occurrence of ``location`` the visit that this rank's forward is at would be."""
+        core = self.link.core
+        if not core.knows(location):
+            return super().occurrence(location)
+        interleaver: PPInterleaver = self.interleaver
+        return core.schedule.local_occurrence(
+            location,
+            core.stage,
+            core.turn(self.worker_id.request),
+            interleaver.visited(location),
+        )
+
+    def switch(self, *args: Any) -> Any:
+        return self._settle(self._resume(*args))
+
+    def _resume(self, *args: Any) -> Any:
+        self._state.enter()
+        try:
+            return super().switch(*args)
+        finally:
+            self._state.leave()
+            if not self.alive:
+                self.link.finish(self.worker_id)
+
+    def handle(self, provider: str, value: Any) -> Any:
+        pending = self.pending
+        if pending is None or pending.provider != provider:
+            return value
+        try:
+            return self._handle(provider, value)
+        except Exception as error:
+            self._report(error)
+            raise
+
+    def _handle(self, provider: str, value: Any) -> Any:
+        occurrence = self.occurrence(provider)
+        batcher = self.interleaver.batcher
+        link, worker = self.link, self.worker_id
+        while (
+            (pending := self.pending) is not None
+            and pending.provider == provider
+            and pending.iteration == occurrence
+        ):
+            if self.iteration:
+                self.iteration = None
+            decision = self.decision
+            assert decision is not None
+            scheduled = link.core.knows(provider)
+            if scheduled:
+                with link._changed:
+                    link.core.served(worker, decision.place)
+                self._seen = {}
+            if pending.event is Event.VALUE:
+                served = batcher.narrow(value, self.batch_group)
+                if scheduled:
+                    link.publish(decision.key, provider, served)
+                self.pending = self.switch(served)
+            else:
+                given = lazy.resolve(pending.value)
+                if pending.event is Event.SWAP:
+                    value = batcher.widen(value, self.batch_group, given)
+                else:
+                    self.interleaver.check_skip(provider)
+                    value = batcher.gather_skip(value, self.batch_group, given)
+                self.pending = self.switch()
+        return value
+
+    def _report(self, error: Exception) -> None:
+        """Tell the other ranks that this worker raised."""
+        if not isinstance(error, EarlyStopException) and not getattr(self, "_reported", False):
+            self._reported = True
+            self.link.failed(self.worker_id, dict(capture_exception(error)))
+
+    # --- the protocol's side ------------------------------------------------------------------
+
+    def _settle(self, pending: Any) -> Any:
+        """Answer what the worker parked on for as long as that needs no wait."""
+        while pending is not None:
+            if isinstance(pending, Forcing):
+                self._numbers = pending.numbers
+                return IDLE
+            if pending.event is Event.BARRIER:
+                return pending
+            with self.link._changed:
+                self.decision = self.link.core.access(
+                    self.worker_id, pending.provider, pending.iteration
+                )
+            parked, pending = self._apply(pending)
+            if parked is not None:
+                return parked
+        return None
+
+    def _apply(self, pending: Pending) -> tuple[Pending | None, Any]:
+        """Do what the core decided: (what to stay parked on, or None and the next request)."""
+        decision = self.decision
+        assert decision is not None
+        match decision.verdict:
+            case Verdict.LOCAL:
+                if pending.event is not Event.VALUE:
+                    lazy.prefetch(pending.value)
+                if self._passed(pending):
+                    self.held = pending
+                    return IDLE, None
+                return pending, None
+            case Verdict.GATE | Verdict.NEVER:
+                self.held = pending
+                return IDLE, None
+            case Verdict.ANSWER:
+                return self._answer(pending, decision)
+
+    def _passed(self, pending: Pending) -> bool:
+        """Whether this rank's forward is beyond the visit that the worker wants."""
+        core = self.link.core
+        location = pending.provider
+        if not core.knows(location):
+            return False
+        return self.occurrence(location) > pending.iteration
+
+    def _answer(self, pending: Pending, decision: Decision) -> tuple[Pending | None, Any]:
+        location = pending.provider
+        if self.iteration:
+            self.iteration = None
+        if (decision.place, location) not in self._seen:
+            self._seen = {
+                key: value for key, value in self._seen.items() if key[0] == decision.place
+            }
+        slot: Any = (decision.place, location)
+        if pending.event is Event.SWAP:
+            self._seen[slot] = lazy.map_tensors(pending.value, lambda path, tensor: tensor.clone())
+            return None, self._resume()
+        if pending.event is Event.SKIP:
+            self.interleaver.check_skip(location)
+            return None, self._resume()
+        if slot in self._seen:
+            self.link.forget(decision.owner, decision.key)
+            return None, self._resume(_again(self._seen[slot]))
+        base = Base(
+            self.link,
+            decision.key,
+            location,
+            decision.owner,
+            Available(decision.place.turn, decision.owner),
+        )
+        template = self.interleaver.templates.get(location)
+        if template is None:
+            return self._fetch(base, slot)
+        value = template.lazies(base, self.interleaver.rows(self), self.link.device)
+        self._seen[slot] = value
+        return None, self._resume(_again(value))
+
+    def _fetch(self, base: Base, slot: Any) -> tuple[Pending | None, Any]:
+        """Read a location of unknown structure: bring it whole.
+
+        Nothing that this worker may still ask for in this turn lies before the owner's stage, so
+        that parking here costs a transfer and no visit.
+        """
+        numbers = self.link.request([(base, _WHOLE)])
+
+        def value() -> Any:
+            self._seen[slot] = self.link.values(numbers)[0]
+            assert base is not None  # alive until its value is here
+            return _again(self._seen[slot])
+
+        if self.link.may_block(base.key.worker.request, base.available):
+            self.link.wait(numbers)
+            return None, self._throw_or_resume(value)
+        self._numbers, self._resume_with = numbers, value
+        return IDLE, None
+
+    def _throw_or_resume(self, value: Callable[[], Any]) -> Any:
+        try:
+            found = value()
+        except Exception as error:
+            self._state.enter()
+            try:
+                return self.worker.throw(error)
+            finally:
+                self._state.leave()
+                if not self.alive:
+                    self.link.finish(self.worker_id)
+        return self._resume(found)
+
+    def advance(self) -> None:
+        """A turn of this worker's request has opened here, or the request has ended.
+
+        What was parked for that carries on; what it raises is raised here.
+        """
+        try:
+            self._advance()
+        except Exception as error:
+            self._report(error)
+            raise
+
+    def _advance(self) -> None:
+        while True:
+            if self._numbers:
+                numbers, self._numbers = self._numbers, []
+                self.link.wait(numbers)
+                resume, self._resume_with = self._resume_with, None
+                following = self._resume() if resume is None else self._throw_or_resume(resume)
+                self.pending = self._settle(following)
+            elif self.held is not None:
+                pending, decision = self.held, self.decision
+                assert decision is not None
+                if decision.verdict is not Verdict.GATE:
+                    return
+                with self.link._changed:
+                    again = self.link.core.again(decision.key, pending.provider, pending.iteration)
+                if again.verdict is Verdict.GATE:
+                    return
+                self.held, self.decision = None, again
+                parked, following = self._apply(pending)
+                self.pending = parked if parked is not None else self._settle(following)
+            else:
+                return
+
+    def surface(self) -> None:
+        """Show nnsight what the worker is really parked on, for it to report: the run is over."""
+        if self.held is not None:
+            self.pending, self.held = self.held, None
+
+    def abandon(self, error: dict) -> None:
+        """Another rank ended this worker with ``error``."""
+        self.nnsight_error = error
+        self.told = True
+        self._reported = True
+        self.exception = Missed("ended by another rank")
+        self.pending = None
+        self.held = None
+        self._numbers = []
+        self.link.finish(self.worker_id)
+
+
+def _again(value: Any) -> Any:
+    """What a further read of the same visit gets: new objects over the same memory."""
+
+    def alias(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, LazyTensor):
+            return LazyTensor.of(tensor.node) if not tensor.node.executed else tensor.node.value
+        return tensor.view(tensor.shape)
+
+    return lazy.map_tensors(value, alias)

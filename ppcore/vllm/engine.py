@@ -1,0 +1,87 @@
+"""The engine's client side: merging what the stages ship for a finished request."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from nnsight.intervention.errors import capture_exception
+from nnsight.modeling.vllm.engines.engine import NNsightLLMEngine, attach
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from ..errors import PPError
+from ..runtime.collect import put_together
+from ..saves import Shipment, merge
+
+#: The RPC that nnsight collects through.
+COLLECT = "collect_nnsight"
+
+
+def label(sequence: int, kind: str, name: str) -> str:
+    """The name under which a saved value crosses: its sequence, whose it is, its own name."""
+    return f"{sequence}/{kind}/{name}"
+
+
+def merge_ranks(payloads: list) -> dict[str, dict]:
+    """Request id -> the entry that nnsight attaches to its output, from every rank's payload.
+
+    ``payloads`` are in rank order; a rank that reports nothing sent None.
+    """
+    shipped: dict[str, list[Shipment]] = {}
+    for payload in payloads:
+        if payload is not None:
+            for request, shipment in pickle.loads(payload).items():
+                shipped.setdefault(request, []).append(shipment)
+    return {request: _entry(shipments) for request, shipments in shipped.items()}
+
+
+def _entry(shipments: list[Shipment]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"saves": {}, "error": None, "registered": {}, "sequences": {}}
+    try:
+        merged = merge(shipments)
+    except PPError as error:
+        entry["error"] = capture_exception(error)
+        return entry
+    entry["error"] = merged.error
+    for found, value in put_together(merged).items():
+        sequence, kind, name = found.split("/", 2)
+        target = entry["sequences"].setdefault(int(sequence), {"saves": {}, "registered": {}})
+        if kind != "sequence":
+            target[kind][name] = value
+    primary = entry["sequences"].get(0)
+    if primary is not None:
+        entry["saves"], entry["registered"] = primary["saves"], primary["registered"]
+    return entry
+
+
+class PPLLMEngine(NNsightLLMEngine):
+    """The synchronous engine over several stages."""
+
+    def step(self) -> Any:
+        outputs = LLMEngine.step(self)
+        by_id = {output.request_id: output for output in outputs if output.finished}
+        if not by_id:
+            return outputs
+        finished = list(by_id)
+        collected = merge_ranks(
+            self.engine_core.collective_rpc(COLLECT, args=(finished, finished, pickle.dumps(by_id)))
+        )
+        for output in outputs:
+            entry = collected.get(output.request_id)
+            if entry is not None:
+                attach(output, entry)
+        return outputs
+
+
+class PPAsyncLLM(AsyncLLM):
+    """The asynchronous engine over several stages.
+
+    nnsight merges the ranks' payloads itself; it is handed one that is merged already.
+    """
+
+    async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        answers = await super().collective_rpc(method, *args, **kwargs)
+        if method == COLLECT:
+            return [pickle.dumps(merge_ranks(answers))]
+        return answers

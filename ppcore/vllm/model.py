@@ -1,0 +1,136 @@
+"""The client: nnsight's `VLLM`, whose engine may be split into pipeline stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from nnsight.modeling.vllm import VLLM as NNsightVLLM
+
+from ..errors import SetupError
+from ..runtime import stubs
+from . import platform
+from .envoys import staged_envoys
+
+#: The key of this package's settings in vLLM's ``additional_config``.
+CONFIG_KEY = "ppcore"
+
+
+class VLLM(NNsightVLLM):
+    """A vLLM engine whose internals can be traced, on any number of pipeline stages.
+
+    The same arguments as ``nnsight.modeling.vllm.VLLM``; engine arguments go to vLLM. With
+    ``pipeline_parallel_size=1`` it behaves as that class does.
+
+    Args:
+        pull_timeout_s: how long a rank waits for a value of another stage before the trace ends with
+            a report of who waits for what.
+
+    Raises:
+        SetupError: the settings cannot work with pipeline parallelism; the text says what to change.
+    """
+
+    def __init__(self, *args: Any, pull_timeout_s: float = 300.0, **kwargs: Any) -> None:
+        self._pull_timeout_s = pull_timeout_s
+        kwargs.setdefault("envoys", staged_envoys())
+        super().__init__(*args, **kwargs)
+
+    def _load_meta(self, repo_id: str, **kwargs: Any) -> torch.nn.Module:
+        with platform.meta_build():
+            return super()._load_meta(repo_id, **kwargs)
+
+    def _load(self, repo_id: str, **kwargs: Any) -> torch.nn.Module:
+        stages = int(kwargs.get("pipeline_parallel_size") or 1)
+        columns = int(kwargs.get("tensor_parallel_size") or 1)
+        self._WORKER_CLS = platform.worker_class()
+        if stages > 1:
+            self._check(stages)
+            meta = self.__dict__.get("_module")
+            if meta is None:
+                meta = self._load_meta(repo_id, **kwargs)
+                # The base class builds a tree only when there is none yet.
+                self.__dict__["_module"] = meta
+            check_stages(meta, stages)
+            kwargs["additional_config"] = {
+                **(kwargs.get("additional_config") or {}),
+                CONFIG_KEY: {
+                    "aliases": aliases(meta),
+                    "pull_timeout_s": self._pull_timeout_s,
+                },
+            }
+        sized = "kv_cache_memory_bytes" in kwargs or "gpu_memory_utilization" in kwargs
+        with platform.engine_environment(stages * columns, sized=sized and not platform.is_cpu()):
+            return super()._load(repo_id, **kwargs)
+
+    def _check(self, stages: int) -> None:
+        if self.taps:
+            raise SetupError(
+                f"taps={list(self.taps)!r} with pipeline_parallel_size={stages}: a replayed CUDA "
+                "graph runs no Python between stages; drop taps, or use one stage"
+            )
+
+    def _load_sync(self, repo_id: str, **kwargs: Any) -> Any:
+        from .engine import PPLLMEngine
+
+        llm = super()._load_sync(repo_id, **kwargs)
+        if llm.llm_engine.vllm_config.parallel_config.pipeline_parallel_size > 1:
+            llm.llm_engine.__class__ = PPLLMEngine
+        return llm
+
+    def _load_async(self, repo_id: str, **kwargs: Any) -> Any:
+        from .engine import PPAsyncLLM
+
+        engine = super()._load_async(repo_id, **kwargs)
+        if engine.vllm_config.parallel_config.pipeline_parallel_size > 1:
+            engine.__class__ = PPAsyncLLM
+        return engine
+
+    def pp_status(self) -> list[dict[str, int]]:
+        """What is left of requests on each rank, and its running totals; ordered by rank.
+
+        Waits until ended requests have drained. On an engine with ``mode="async"`` this returns an
+        awaitable of the list.
+
+        Each dict has ``stage``, ``column``, ``requests``, ``workers``, ``buffer_entries``,
+        ``buffer_bytes`` (of published values), ``pending_pulls``, ``pulls_total`` (asked for by the
+        rank), ``pulled_bytes_total`` (received), ``messages_total`` (sent) and ``host_copies_total``.
+        """
+        if not self.dispatched:
+            self.dispatch()
+        engine = getattr(self.vllm_entrypoint, "llm_engine", self.vllm_entrypoint)
+        return engine.collective_rpc("ppcore_status")
+
+
+def aliases(root: torch.nn.Module, prefix: str = "model") -> dict[str, str]:
+    """Path -> first path of the same module object, for modules that the tree reaches twice."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for path, module in stubs.modules(root, prefix):
+        known = first.setdefault(id(module), path)
+        if known != path:
+            found[path] = known
+            found[known] = known
+    return found
+
+
+def check_stages(root: torch.nn.Module, stages: int) -> None:
+    """Refuse what vLLM cannot split.
+
+    Raises:
+        SetupError: the architecture has no pipeline support, or fewer layers than stages.
+    """
+    from vllm.model_executor.models import supports_pp
+
+    if not supports_pp(root):
+        raise SetupError(
+            f"pipeline_parallel_size={stages}: vLLM cannot split {type(root).__name__}; use "
+            "tensor_parallel_size instead"
+        )
+    layers = max(
+        (len(m) for m in root.modules() if isinstance(m, torch.nn.ModuleList)), default=0
+    )
+    if 0 < layers < stages:
+        raise SetupError(
+            f"pipeline_parallel_size={stages} is more than the model's {layers} layers; use at most "
+            f"{layers}"
+        )

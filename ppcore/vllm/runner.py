@@ -1,0 +1,261 @@
+"""The model runner of one rank of a pipeline, for any platform.
+
+[`PipelineRunner`][ppcore.vllm.runner.PipelineRunner] is mixed in front of nnsight's runner, which
+goes in front of the platform's. It builds the tree over this stage's modules and stubs for the
+others', learns the schedule from one dummy forward, and drives the protocol at nnsight's own points:
+the round opens where the batch is scoped and ends where sampling ends; a request's end is its
+collect.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from nnsight.intervention.errors import capture_exception
+from nnsight.modeling.vllm.batching import VLLMBatcher
+from nnsight.modeling.vllm.interleaver import VLLMInterleaver
+from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request
+from nnsight.tracing.tracer import _saves
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.model_executor.models.utils import PPMissingLayer
+
+from ..core import Core
+from ..runtime import exchange, stubs
+from ..runtime.calls import Calls
+from ..runtime.collect import Taken
+from ..runtime.interleaver import PPInterleaver, Recording
+from ..runtime.link import Link
+from ..runtime.transport import GlooTransport
+from ..saves import spell_leaves, union
+from .engine import label
+from .envoys import StagedFragments, staged_envoys
+from .model import CONFIG_KEY, VLLM
+from .requests import PPRequests
+
+#: The path of the model in every tree.
+ROOT = "model"
+
+#: Tokens and sequences of the dummy forward: extents that no layer of a model is likely to have.
+DUMMY_TOKENS, DUMMY_SEQUENCES = 13, 11
+
+
+class EngineInterleaver(PPInterleaver, VLLMInterleaver):
+    """nnsight's engine interleaver on one stage of several."""
+
+
+class PipelineRunner:
+    """Mixed in front of nnsight's model runner on an engine with more than one stage."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        # Past nnsight's own load_model, which builds the tree this method builds.
+        self._load_engine_model(*args, **kwargs)
+        settings = self.vllm_config.additional_config.get(CONFIG_KEY, {})
+        root = self.get_model()
+        whole = exchange.load(
+            root, ROOT, (PPMissingLayer,), settings.get("aliases", {}), self._gather
+        )
+        interleaver = EngineInterleaver(fragments=StagedFragments())
+        self.nnsight_model = VLLM(root, interleaver=interleaver, envoys=staged_envoys())
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        self.nnsight_model.tokenizer = cached_tokenizer_from_config(self.model_config)
+        interleaver.batcher = VLLMBatcher(None)
+        interleaver.defer_exceptions = True
+        self._connect(interleaver, root, whole, float(settings.get("pull_timeout_s", 300.0)))
+        self.nnsight_requests = PPRequests(interleaver.link)
+        objects = self.nnsight_model._remoteable_persistent_objects()
+        for path, module in interleaver.calls.paths.items():
+            objects.setdefault(f"Module:{path}", module)
+        self.nnsight_persistent_objects = objects
+
+    def _load_engine_model(self, *args: Any, **kwargs: Any) -> None:
+        from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
+
+        super(NNsightGPUModelRunner, self).load_model(*args, **kwargs)  # type: ignore[misc]
+
+    def _gather(self, value: Any) -> list:
+        group = get_pp_group()
+        gathered: list = [None] * group.world_size
+        dist.all_gather_object(gathered, value, group=group.cpu_group)
+        return gathered
+
+    def _connect(self, interleaver: Any, root: Any, whole: Any, deadline_s: float) -> None:
+        recordings = self._record(interleaver, root)
+        exchange.learn(whole, recordings, self._gather)
+        pp = get_pp_group()
+        core = Core(pp.rank_in_group, whole.schedule, whole.homes)
+        # All columns' groups are made by every rank, in the same order.
+        columns = _columns()
+        calls = Calls(interleaver, dict(stubs.modules(root, ROOT)))
+        link = Link(
+            core,
+            GlooTransport.create(columns),
+            self.device,
+            deadline_s=deadline_s,
+            parameter=calls.value_of,
+            describe=calls.describe,
+        )
+        visits = [visit for recording in recordings for visit in recording.visits]
+        interleaver.connect(link, whole.templates, visits, whole.spanning)
+        interleaver.calls = calls
+
+    def _record(self, interleaver: Any, root: Any) -> list[Recording]:
+        """One dummy forward, with this rank's visits recorded."""
+        recordings = [Recording(DUMMY_TOKENS)]
+        interleaver.recording = recordings[0]
+        interleaver.interleaving = interleaver.busy = True
+        try:
+            with torch.inference_mode():
+                hidden, _ = self._dummy_run(DUMMY_TOKENS, skip_eplb=True)
+                if get_pp_group().is_last_rank:
+                    interleaver.recording = Recording(DUMMY_TOKENS, DUMMY_SEQUENCES)
+                    recordings.append(interleaver.recording)
+                    logits = self.model.compute_logits(hidden[:DUMMY_SEQUENCES])
+                    interleaver.recording = Recording(
+                        DUMMY_TOKENS, DUMMY_SEQUENCES, own_row=True
+                    )
+                    recordings.append(interleaver.recording)
+                    model = self.nnsight_model
+                    type(model).logits.provide(model, logits)
+                    type(model).samples.provide(
+                        model, torch.zeros(DUMMY_SEQUENCES, 1, dtype=torch.int32)
+                    )
+        finally:
+            interleaver.recording = None
+            interleaver.interleaving = interleaver.busy = False
+        return recordings
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        self.nnsight_requests.check_abandoned()
+        output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
+        self.nnsight_requests.link.close_round()
+        return output
+
+    # --- the end of a request -----------------------------------------------------------------
+
+    def collect_nnsight(
+        self,
+        request_ids: list[str],
+        finished_request_ids: list[str] | None = None,
+        outputs: dict | None = None,
+    ) -> bytes | None:
+        """Wind up the finished requests and return this rank's share of their saves."""
+        requests = self.nnsight_requests
+        finished = set(finished_request_ids or [])
+        wanted = set(request_ids) | finished
+        groups: dict[str, list[tuple[int, Request]]] = {}
+        for request in list(requests.requests.values()):
+            if request.named(wanted) and request.named(finished):
+                engine_id, index = request.key(wanted)
+                groups.setdefault(engine_id, []).append((index, request))
+        shipments = {
+            engine_id: self._collect(engine_id, found, (outputs or {}).get(engine_id))
+            for engine_id, found in groups.items()
+        }
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        reports = get_tp_group().rank_in_group == 0
+        return pickle.dumps(shipments, pickle.HIGHEST_PROTOCOL) if reports else None
+
+    def _collect(self, engine_id: str, found: list[tuple[int, Request]], output: Any) -> Any:
+        requests, link = self.nnsight_requests, self.nnsight_requests.link
+        saves: dict[str, Any] = {}
+        error, own = None, False
+        for index, request in sorted(found, key=lambda item: item[0]):
+            requests.harvest({request.id})
+            registered: dict[str, Any] = {}
+            for taken in request.harvested.values():
+                registered.update(taken["saves"])
+                error = error or taken["error"]
+            request.harvested = {}
+            if request.mediator is not None:
+                if output is not None:
+                    if registered:
+                        output.saves = dict(registered)
+                    requests.serve_result(request.mediator, output)
+                requests.finish_dangling(request.mediator)
+            own_saves = request.saves()
+            for name, value in sorted(own_saves.items()):
+                saves[label(index, "saves", name)] = value
+            for name, value in sorted(registered.items()):
+                saves[label(index, "registered", name)] = value
+            saves.setdefault(label(index, "sequence", ""), None)
+            if error is None:
+                error = request.deferred()
+            own = own or (error is not None and not getattr(request.mediator, "told", False))
+            marked = _saves()
+            for value in own_saves.values():
+                marked.discard(id(value))
+        shipment = self._ship(found[0][1].id, saves, error, own)
+        for _, request in found:
+            requests.requests.pop(request.id, None)
+            if request.id in link.core.requests:
+                link.say_done(request.id)
+        return shipment
+
+    def _ship(self, carrier: str, saves: dict[str, Any], error: Any, own: bool) -> Any:
+        link = self.nnsight_requests.link
+        last = link.core.stage == link.core.stages - 1
+        try:
+            taken = Taken(saves)
+        except Exception as exception:
+            taken = Taken({})
+            if error is None:
+                error, own = dict(capture_exception(exception)), True
+        ships: dict[str, list[bool]] = {}
+
+        def decide(below: dict[int, str]) -> str:
+            import json
+
+            merged = union(json.loads(text) for text in below.values())
+            ships.update(taken.ships(merged, last=last))
+            return json.dumps(spell_leaves(ships))
+
+        if carrier in link.core.requests:
+            link.exchange_held(carrier, decide)
+        else:
+            decide({})
+        order = self._order
+        try:
+            return taken.shipment(ships, order, error, own)
+        except Exception as exception:
+            failed = error or dict(capture_exception(exception))
+            return Taken({}).shipment({}, order, failed, True)
+
+    def _order(self, path: str) -> int:
+        slots = self.nnsight_requests.link.core.schedule.slots
+        found = slots.get(f"{path}.output") or slots.get(f"{path}.input")
+        return found[0].index if found else -1
+
+    # --- what can be seen from outside --------------------------------------------------------
+
+    def ppcore_status(self) -> dict[str, int]:
+        """See `VLLM.pp_status`."""
+        requests = self.nnsight_requests
+        requests.link.wait_drained()
+        return {
+            "stage": get_pp_group().rank_in_group,
+            "column": get_tp_group().rank_in_group,
+            "requests": len(requests.requests) + len(requests.link.core.requests),
+            "workers": len(requests.workers()),
+            **requests.link.status(),
+        }
+
+
+def _columns() -> list[list[int]]:
+    """The global ranks of every column, in stage order, the same on every rank."""
+    mine = list(get_pp_group().ranks)
+    gathered: list = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine, group=_world_cpu_group())
+    return [list(column) for column in sorted({tuple(found) for found in gathered})]
+
+
+def _world_cpu_group() -> Any:
+    from vllm.distributed.parallel_state import get_world_group
+
+    return get_world_group().cpu_group

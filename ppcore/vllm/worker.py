@@ -1,0 +1,81 @@
+"""What every platform's worker does: swap in the runner, and answer nnsight's RPCs."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from nnsight.modeling.vllm.workers.GPUWorker import NNsightGPUWorker
+
+from ..errors import SetupError
+
+
+class TracingWorker:
+    """Mixed in front of a vLLM worker.
+
+    Attributes:
+        plain_runner: the runner that vLLM builds on this platform; no other is instrumented.
+        single_stage_runner: what it becomes on one stage.
+        pipeline_runner: what it becomes on one stage of several.
+    """
+
+    plain_runner: type
+    single_stage_runner: type
+    pipeline_runner: type
+
+    def init_device(self) -> None:
+        super().init_device()  # type: ignore[misc]
+        runner = self.model_runner
+        if type(runner) is not self.plain_runner:
+            raise NotImplementedError(
+                f"nnsight instruments vLLM's {self.plain_runner.__name__}, but this worker built "
+                f"{type(runner).__module__}.{type(runner).__name__} (the V2 runner, or a runner from "
+                "another platform). Unset VLLM_USE_V2_MODEL_RUNNER to trace, or use vLLM directly "
+                "for that run."
+            )
+        stages = self.vllm_config.parallel_config.pipeline_parallel_size
+        if stages > 1 and not self.vllm_config.model_config.enforce_eager:
+            raise SetupError(
+                f"pipeline_parallel_size={stages} without enforce_eager: modules hand off only when "
+                "they run eagerly"
+            )
+        runner.__class__ = self.pipeline_runner if stages > 1 else self.single_stage_runner
+
+    def collect_nnsight(
+        self,
+        request_ids: list[str],
+        finished_request_ids: list[str] | None = None,
+        outputs: Any | None = None,
+    ) -> bytes | None:
+        """This rank's share of the named requests' saves."""
+        if isinstance(outputs, bytes):
+            outputs = pickle.loads(outputs)
+        return self.model_runner.collect_nnsight(request_ids, finished_request_ids, outputs)
+
+    nnsight_request_count = NNsightGPUWorker.nnsight_request_count
+    nnsight_register = NNsightGPUWorker.nnsight_register
+    nnsight_clear_registered = NNsightGPUWorker.nnsight_clear_registered
+
+    def ppcore_status(self) -> dict[str, int]:
+        """See `VLLM.pp_status`."""
+        status = getattr(self.model_runner, "ppcore_status", None)
+        if status is not None:
+            return status()
+        requests = self.model_runner.nnsight_requests
+        names = "buffer_entries buffer_bytes pending_pulls pulls_total pulled_bytes_total"
+        names += " messages_total host_copies_total"
+        return {
+            "stage": 0,
+            "column": self.local_rank,
+            "requests": len(requests.requests),
+            "workers": len(requests.workers()),
+            **dict.fromkeys(names.split(), 0),
+        }
+
+    def shutdown(self) -> None:
+        """Leave the column, then do what vLLM does."""
+        requests = getattr(self.model_runner, "nnsight_requests", None)
+        link = getattr(requests, "link", None)
+        if link is not None:
+            link.close()
+        super().shutdown()  # type: ignore[misc]
