@@ -37,8 +37,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from .effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
 from .messages import (
     Done,
     Failed,
@@ -100,64 +101,6 @@ class Available:
 ALWAYS = Available(-1, -1)
 
 
-# --- effects: what the driver does next -------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send ``message`` to the rank of stage ``peer``."""
-
-    peer: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Evaluate ``expression`` on ``token`` and send the result to ``peer`` as reply ``number``."""
-
-    peer: int
-    number: int
-    key: Key
-    expression: str
-    token: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Describe:
-    """Find out what structure ``call`` would return and send it to ``peer`` as reply ``number``."""
-
-    peer: int
-    number: int
-    call: str
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """Pull or probe ``number`` is answered: a payload (``token``) or, where ``reason`` is set, never."""
-
-    number: int
-    token: Any = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """``worker`` raised on another rank: end it here with that error."""
-
-    worker: Worker
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Nothing is left of ``request`` on this rank."""
-
-    request: str
-
-
-Effect = Send | Serve | Describe | Landed | Abandoned | Dropped
-
-
 # --- state ------------------------------------------------------------------------------------
 
 
@@ -202,6 +145,14 @@ class _Request:
     done: set[int] = field(default_factory=set)
 
 
+class _Asked(NamedTuple):
+    """A pull or probe without an answer."""
+
+    owner: int
+    message: Pull | Probe
+    available: Available
+
+
 @dataclass(slots=True)
 class Counters:
     """Running totals of one rank, for its status.
@@ -237,7 +188,7 @@ class Core:
         self._requests: dict[str, _Request] = {}
         self._numbers = 0
         # What is asked for and not answered: number -> (owner, pull).
-        self._asked: dict[int, tuple[int, Pull | Probe]] = {}
+        self._asked: dict[int, _Asked] = {}
 
     # --- rounds and requests ------------------------------------------------------------------
 
@@ -397,7 +348,11 @@ class Core:
         best = Available(turn, owner)
         for other in after:
             if (other.turn, other.stage) > (best.turn, best.stage):
-                best = Available(other.turn + 1, owner) if other.stage > owner else Available(other.turn, owner)
+                best = (
+                    Available(other.turn + 1, owner)
+                    if other.stage > owner
+                    else Available(other.turn, owner)
+                )
         return best
 
     def may_block(self, request: str, when: Available) -> bool:
@@ -416,10 +371,23 @@ class Core:
             return False
         return (state.rounds[when.turn], when.stage) < (self.round, self.stage)
 
+    def may_wait(self, numbers: Iterable[int]) -> bool:
+        """Whether the wait rule lets this rank's forward thread wait for these pulls."""
+        return all(
+            asked is None
+            or isinstance(asked.message, Probe)
+            or self.may_block(asked.message.key.worker.request, asked.available)
+            for asked in map(self._asked.get, numbers)
+        )
+
     # --- values: this rank asks ---------------------------------------------------------------
 
-    def pull(self, key: Key, location: str, expression: str, owner: int) -> tuple[int, list[Effect]]:
+    def pull(
+        self, key: Key, location: str, expression: str, owner: int, available: Available
+    ) -> tuple[int, list[Effect]]:
         """Ask ``owner`` for ``expression`` of a value, unless that is asked for already.
+
+        ``available`` says from when on the value can be had.
 
         Returns the pull's number and what to do.
         """
@@ -431,7 +399,7 @@ class Core:
         self._numbers += 1
         number = names[name] = self._numbers
         self.counters.pulls += 1
-        return number, self._ask(owner, Pull(number, key, location, expression))
+        return number, self._ask(owner, Pull(number, key, location, expression), available)
 
     def probe(self, owner: int, call: str) -> tuple[int, list[Effect]]:
         """Ask ``owner`` what structure a call of one of its modules would return (opaque text).
@@ -439,12 +407,14 @@ class Core:
         Any rank can answer this at any time, so it may be waited for anywhere.
         """
         self._numbers += 1
-        return self._numbers, self._ask(owner, Probe(self._numbers, call))
+        return self._numbers, self._ask(owner, Probe(self._numbers, call), ALWAYS)
 
-    def _ask(self, owner: int, message: Pull | Probe) -> list[Effect]:
+    def _ask(self, owner: int, message: Pull | Probe, available: Available) -> list[Effect]:
         if owner in self.dead:
-            return [Landed(message.number, reason=f"died: stage {owner} is gone ({describe(message)})")]
-        self._asked[message.number] = (owner, message)
+            return [
+                Landed(message.number, reason=f"died: stage {owner} is gone ({describe(message)})")
+            ]
+        self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
 
     def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
@@ -500,7 +470,9 @@ class Core:
             why = "the block ended there before it got that far"
         else:
             why = "its visit never came, or nobody could ask for it any more"
-        reason = f"unreachable: stage {self.stage} cannot produce {pull.location!r} ({pull.key}): {why}"
+        reason = (
+            f"unreachable: stage {self.stage} cannot produce {pull.location!r} ({pull.key}): {why}"
+        )
         return self._send(peer, Never(pull.number, reason))
 
     def take(self, peer: int, message: Message, token: Any = None) -> list[Effect]:
@@ -523,7 +495,9 @@ class Core:
                     self._take_release(peer, key)
                 return []
             case Held():
-                self._request(message.request).held[peer] = message.leaves
+                state = self._requests.get(message.request)
+                if state is not None:
+                    state.held[peer] = message.leaves
                 return []
             case Failed():
                 return [Abandoned(message.worker, message.error)]
@@ -584,7 +558,7 @@ class Core:
             return []
         self.dead.add(peer)
         effects: list[Effect] = []
-        for number, (owner, asked) in list(self._asked.items()):
+        for number, (owner, asked, _) in list(self._asked.items()):
             if owner == peer:
                 del self._asked[number]
                 reason = f"died: stage {peer} is gone ({why}); asked for {describe(asked)}"
@@ -656,7 +630,7 @@ class Core:
         """The wait-for edges of this rank, one line each."""
         lines = [
             f"stage {self.stage} (round {self.round}) waits for {describe(asked)} from stage {owner}"
-            for owner, asked in self._asked.values()
+            for owner, asked, _ in self._asked.values()
         ]
         for state in self._requests.values():
             for key, found in state.waiting.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple
 
 
 class Worker(NamedTuple):
@@ -114,14 +114,14 @@ class Bye:
     word: ClassVar[str] = "bye"
 
 
-Message = Union[Pull, Probe, Reply, Never, Release, Held, Failed, Done, Bye]
+Message = Pull | Probe | Reply | Never | Release | Held | Failed | Done | Bye
 
 
 def _key(key: Key) -> list[object]:
     return [key.worker.request, key.worker.block, key.access]
 
 
-def _unkey(parts: list) -> Key:
+def _unkey(parts: list[Any]) -> Key:
     request, block, access = parts
     return Key(Worker(request, block), int(access))
 

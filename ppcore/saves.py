@@ -38,7 +38,9 @@ def union(bitmaps: Iterable[Mapping[str, str]]) -> dict[str, str]:
             width = max(len(before), len(flags))
             merged[name] = "".join(
                 _SHIPS if _SHIPS in pair else _LACKS
-                for pair in zip(before.ljust(width, _LACKS), flags.ljust(width, _LACKS), strict=True)
+                for pair in zip(
+                    before.ljust(width, _LACKS), flags.ljust(width, _LACKS), strict=True
+                )
             )
     return merged
 

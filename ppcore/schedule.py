@@ -31,14 +31,14 @@ class Place(NamedTuple):
     """A point of a request's run: the turn, and the visit's index in the schedule."""
 
     turn: int
-    index: int
+    index: int  # type: ignore[assignment]
 
 
 class Slot(NamedTuple):
     """One visit that a turn makes to a location."""
 
     stage: int
-    index: int
+    index: int  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,11 @@ class Calls:
             return result
         template = self._structure(owner, path, args, kwargs)
         clock = core.clock(mediator.worker_id)
-        stages = [core.schedule.stage_of(clock.index)] if clock.turn <= core.turn(key.worker.request) else []
+        stages = (
+            [core.schedule.stage_of(clock.index)]
+            if clock.turn <= core.turn(key.worker.request)
+            else []
+        )
         after += [Available(clock.turn, stage) for stage in stages]
         when = core.available(owner, clock.turn, after)
         base = Base(link, key, path, owner, when)

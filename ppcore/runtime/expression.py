@@ -33,9 +33,7 @@ def of_leaf(path: tuple) -> str:
 
 def is_view(node: Node) -> bool:
     """Whether the node lies in memory that a leaf of an access owns."""
-    return node.family is not None and any(
-        source.family is node.family for source in node.inputs
-    )
+    return node.family is not None and any(source.family is node.family for source in node.inputs)
 
 
 def shipped(node: Node) -> tuple[Base, str] | None:
@@ -156,7 +154,9 @@ def evaluate(text: str, value: Any) -> Any:
         else:
             function = ops.function_of(name)
             results.append(
-                function(*(decode(arg) for arg in args), **{k: decode(v) for k, v in kwargs.items()})
+                function(
+                    *(decode(arg) for arg in args), **{k: decode(v) for k, v in kwargs.items()}
+                )
             )
     return decode(result)
 

@@ -71,7 +71,9 @@ class Template:
     own_row: bool = False
 
     @classmethod
-    def of(cls, value: Any, tokens: int, sequences: int | None, *, own_row: bool = False) -> Template:
+    def of(
+        cls, value: Any, tokens: int, sequences: int | None, *, own_row: bool = False
+    ) -> Template:
         """The template of a recorded ``value``, whose step had ``tokens`` and ``sequences``."""
 
         def shape(tensor: torch.Tensor) -> Shape:

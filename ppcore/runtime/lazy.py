@@ -256,7 +256,9 @@ def _shape_depends_on_data(index: Any) -> bool:
 # --- making lazies ----------------------------------------------------------------------------
 
 
-def leaf(base: Base, path: tuple, shape: Any, dtype: torch.dtype, device: torch.device) -> LazyTensor:
+def leaf(
+    base: Base, path: tuple, shape: Any, dtype: torch.dtype, device: torch.device
+) -> LazyTensor:
     """The lazy for one tensor of a remote access."""
     with _NO_FUNCTION():
         meta = torch.empty(shape, dtype=dtype, device="meta")
@@ -290,7 +292,9 @@ def lazies(value: Any) -> list[LazyTensor]:
     return found
 
 
-def map_tensors(value: Any, function: Callable[[tuple, torch.Tensor], Any], path: tuple = ()) -> Any:
+def map_tensors(
+    value: Any, function: Callable[[tuple, torch.Tensor], Any], path: tuple = ()
+) -> Any:
     """``value`` with each tensor replaced by ``function(path, tensor)``; containers are rebuilt."""
     if isinstance(value, torch.Tensor):
         return function(path, value)
@@ -411,14 +415,17 @@ def _on_meta(function: Any, args: tuple, kwargs: dict) -> Any:
         args, kwargs = map_tensors((args, kwargs), to_meta)
         if function is torch.Tensor.to:
             args = tuple(
-                torch.device("meta") if isinstance(arg, (torch.device, str)) else arg for arg in args
+                torch.device("meta") if isinstance(arg, (torch.device, str)) else arg
+                for arg in args
             )
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": "meta"}
         return function(*args, **kwargs)
 
 
-def _target_device(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]) -> torch.device:
+def _target_device(
+    function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]
+) -> torch.device:
     device = kwargs.get("device")
     if function is torch.Tensor.to:
         for arg in args[1:]:

@@ -10,23 +10,14 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from greenlet import getcurrent
 
-from ..core import (
-    Abandoned,
-    Available,
-    Core,
-    Describe,
-    Dropped,
-    Effect,
-    Landed,
-    Send,
-    Serve,
-)
+from ..core import Core
+from ..effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
 from ..errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ..messages import Key, Never, Reply, Worker, parse, spell
 from . import codec, expression
@@ -83,6 +74,7 @@ class Link:
         self._abandoned: dict[Worker, str] = {}
         # Bases that no lazy needs, put here by destructors on any thread.
         self._forgotten: deque[tuple[int, Key, list[int]]] = deque()
+        # Pull number -> when it was asked for.
         self._since: dict[int, float] = {}
         if transport is not None:
             transport.start(self._on_frame, self._on_death)
@@ -193,7 +185,9 @@ class Link:
         effects: list[Effect] = []
         with self._changed:
             for base, text in wanted:
-                number, more = self.core.pull(base.key, base.location, text, base.owner)
+                number, more = self.core.pull(
+                    base.key, base.location, text, base.owner, base.available
+                )
                 if number not in base.numbers:
                     base.numbers.append(number)
                 numbers.append(number)
@@ -212,18 +206,13 @@ class Link:
                 produces in the same turn.
         """
         numbers = self.request(wanted)
-        with self._changed:
-            block = all(
-                self.core.may_block(base.key.worker.request, base.available) for base, _ in wanted
-            )
         in_worker = getattr(getcurrent(), "mediator", None) is not None
         while not self.ready(numbers):
-            if block:
+            if self.may_wait(numbers):
                 self.wait(numbers)
             elif in_worker:
+                # The rank's loop resumes the worker once it may wait, or the values are here.
                 getcurrent().parent.switch(Forcing(numbers))  # type: ignore[union-attr]
-                # Resumed by the rank's loop once the values are here or may be waited for.
-                block = True
             else:
                 late = wanted[0][0]
                 raise Missed(
@@ -247,7 +236,6 @@ class Link:
         self._forgotten.append((owner, key, []))
 
     def _value(self, number: int) -> Any:
-        self._since.pop(number, None)
         reason = self._refused.get(number)
         if reason is None:
             return self._landed[number]
@@ -259,8 +247,15 @@ class Link:
         """Whether every one of these pulls is answered."""
         return all(number in self._landed or number in self._refused for number in numbers)
 
-    def wait(self, numbers: list[int]) -> None:
-        """Block this thread until these pulls are answered."""
+    def may_wait(self, numbers: Iterable[int]) -> bool:
+        """Whether this rank's forward thread may wait for these pulls (the wait rule)."""
+        with self._changed:
+            return self.core.may_wait(numbers)
+
+    def wait(self, numbers: Sequence[int]) -> None:
+        """Block this thread until these pulls are answered; the wait rule must allow it."""
+        if not self.may_wait(numbers):
+            raise AssertionError(f"a wait against the rule: {self.report('a pull')}")
         self.until(lambda: self.ready(numbers), "a pull")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -280,7 +275,12 @@ class Link:
     def report(self, what: str) -> str:
         """The wait-for edges of this rank with their ages, for an error text."""
         now = time.monotonic()
-        oldest = min(self._since.values(), default=now - self.deadline_s)
+        waiting = [
+            since
+            for number, since in self._since.items()
+            if number not in self._landed and number not in self._refused
+        ]
+        oldest = min(waiting, default=now - self.deadline_s)
         waits = self.core.waits() or [f"stage {self.core.stage} waits for {what}"]
         return (
             f"waited {self.deadline_s:.0f} s for {what} (oldest pull: {now - oldest:.0f} s); "
@@ -321,6 +321,7 @@ class Link:
             for number in numbers:
                 self._landed.pop(number, None)
                 self._refused.pop(number, None)
+                self._since.pop(number, None)
         if released:
             self._decide(lambda: self.core.release(released))
 
@@ -355,19 +356,24 @@ class Link:
         with self._changed:
             self.core.end(request)
 
-    def exchange_held(self, request: str, leaves: Callable[[dict[int, str]], str]) -> dict[int, str]:
-        """What every earlier stage holds of a request's saves, having told the later ones.
+    def exchange_held(
+        self, request: str, leaves: Callable[[dict[int, str]], str], *, wait: bool
+    ) -> None:
+        """Learn what the earlier stages ship of a request's saves, and tell the later ones.
 
-        ``leaves`` turns what the earlier stages hold into what this one ships.
+        Args:
+            leaves: turns what the earlier stages ship into what this one does.
+            wait: whether this rank has any leaf, and so cares what the earlier ones ship.
         """
-        self.until(
-            lambda: self.core.held(request) is not None, f"what earlier stages hold of {request!r}"
-        )
+        if wait:
+            self.until(
+                lambda: self.core.held(request) is not None,
+                f"what earlier stages hold of {request!r}",
+            )
         with self._changed:
             below = self.core.held(request) or {}
         mine = leaves(below)
         self._decide(lambda: self.core.say_held(request, mine))
-        return below
 
     def say_done(self, request: str) -> None:
         """This rank pulls nothing more of the request."""
@@ -385,11 +391,6 @@ class Link:
             lambda: not any(self.core.ended(request) for request in self.core.requests),
             "the other stages to be done with ended requests",
         )
-
-    def may_block(self, request: str, available: Available) -> bool:
-        """See `Core.may_block`."""
-        with self._changed:
-            return self.core.may_block(request, available)
 
     def status(self) -> dict[str, int]:
         """The counters that this rank's status shows."""

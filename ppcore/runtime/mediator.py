@@ -9,6 +9,7 @@ opens or a value lands.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator
 from ..core import Available, Decision, Verdict
 from ..errors import Missed
 from ..messages import Worker
+from ..seat import Move, Seat
 from . import expression, lazy
 from .lazy import Base, LazyTensor
 from .link import Forcing
-from .threadstate import Kept
+from .threadstate import Draws, Kept, may_draw
 
 if TYPE_CHECKING:
     from .interleaver import PPInterleaver
@@ -40,14 +42,13 @@ class PPMediator(Mediator):
 
     Attributes:
         worker_id: the worker's name, the same on every rank.
-        decision: what the core said of the access that the worker is parked on.
-        held: the request that waits for something other than this rank's forward: a turn (gate),
-            a value (fetching), or nothing that can come (never).
+        seat: what the worker is parked on, to the protocol.
+        held: the same to nnsight, where this rank's forward will not serve it.
     """
 
     link: Link
     worker_id: Worker
-    decision: Decision | None
+    seat: Seat
     held: Pending | None
 
     @classmethod
@@ -57,16 +58,16 @@ class PPMediator(Mediator):
         adopted: PPMediator = mediator  # type: ignore[assignment]
         adopted.link = link
         adopted.worker_id = worker
-        adopted.decision = None
+        adopted.seat = Seat(link.core, worker)
         adopted.held = None
-        adopted._numbers = []
         adopted._resume_with = None
         adopted._seen = {}
-        adopted._state = Kept()
+        draws = None
+        if may_draw(mediator.code, mediator.lcls):
+            draws = Draws(zlib.crc32(str(worker).encode()))
+        adopted._state = Kept(draws)
         return adopted
 
-    # The pulls that the worker, or the read it parked on, waits for.
-    _numbers: list[int]
     # Makes what a fetched read is answered with; None while the worker itself waits in a lazy.
     _resume_with: Callable[[], Any] | None
     # What this worker sees of the visit that its clock stands at: location -> value.
@@ -137,7 +138,7 @@ class PPMediator(Mediator):
         ):
             if self.iteration:
                 self.iteration = None
-            decision = self.decision
+            decision = self.seat.decision
             assert decision is not None
             scheduled = link.core.knows(provider)
             if scheduled:
@@ -171,36 +172,29 @@ class PPMediator(Mediator):
         """Answer what the worker parked on for as long as that needs no wait."""
         while pending is not None:
             if isinstance(pending, Forcing):
-                self._numbers = pending.numbers
+                self.seat.need(pending.numbers)
                 return IDLE
             if pending.event is Event.BARRIER:
                 return pending
+            passed = self._passed(pending)
             with self.link._changed:
-                self.decision = self.link.core.access(
-                    self.worker_id, pending.provider, pending.iteration
-                )
-            parked, pending = self._apply(pending)
+                verdict = self.seat.ask(pending.provider, pending.iteration, passed=passed)
+            parked, pending = self._apply(verdict, pending)
             if parked is not None:
                 return parked
         return None
 
-    def _apply(self, pending: Pending) -> tuple[Pending | None, Any]:
-        """Do what the core decided: (what to stay parked on, or None and the next request)."""
-        decision = self.decision
-        assert decision is not None
-        match decision.verdict:
-            case Verdict.LOCAL:
-                if pending.event is not Event.VALUE:
-                    lazy.prefetch(pending.value)
-                if self._passed(pending):
-                    self.held = pending
-                    return IDLE, None
-                return pending, None
-            case Verdict.GATE | Verdict.NEVER:
-                self.held = pending
-                return IDLE, None
-            case Verdict.ANSWER:
-                return self._answer(pending, decision)
+    def _apply(self, verdict: Verdict, pending: Pending) -> tuple[Pending | None, Any]:
+        """Do what was decided: (what to stay parked on, or None and the next request)."""
+        if verdict is Verdict.ANSWER:
+            assert self.seat.decision is not None
+            return self._answer(pending, self.seat.decision)
+        if verdict is Verdict.LOCAL:
+            if pending.event is not Event.VALUE:
+                lazy.prefetch(pending.value)
+            return pending, None
+        self.held = pending
+        return IDLE, None
 
     def _passed(self, pending: Pending) -> bool:
         """Whether this rank's forward is beyond the visit that the worker wants."""
@@ -250,15 +244,15 @@ class PPMediator(Mediator):
         """
         numbers = self.link.request([(base, _WHOLE)])
 
-        def value() -> Any:
+        def value(base: Base = base) -> Any:  # the base lives until its value is here
             self._seen[slot] = self.link.values(numbers)[0]
-            assert base is not None  # alive until its value is here
             return _again(self._seen[slot])
 
-        if self.link.may_block(base.key.worker.request, base.available):
+        if self.link.may_wait(numbers):
             self.link.wait(numbers)
             return None, self._throw_or_resume(value)
-        self._numbers, self._resume_with = numbers, value
+        self.seat.need(numbers)
+        self._resume_with = value
         return IDLE, None
 
     def _throw_or_resume(self, value: Callable[[], Any]) -> Any:
@@ -287,26 +281,24 @@ class PPMediator(Mediator):
 
     def _advance(self) -> None:
         while True:
-            if self._numbers:
-                numbers, self._numbers = self._numbers, []
-                self.link.wait(numbers)
+            with self.link._changed:
+                move = self.seat.go_on()
+            if move is Move.STAY:
+                return
+            if move is Move.WAIT:
+                self.link.wait(self.seat.pulls)
+                self.seat.take()
                 resume, self._resume_with = self._resume_with, None
                 following = self._resume() if resume is None else self._throw_or_resume(resume)
                 self.pending = self._settle(following)
-            elif self.held is not None:
-                pending, decision = self.held, self.decision
-                assert decision is not None
-                if decision.verdict is not Verdict.GATE:
-                    return
-                with self.link._changed:
-                    again = self.link.core.again(decision.key, pending.provider, pending.iteration)
-                if again.verdict is Verdict.GATE:
-                    return
-                self.held, self.decision = None, again
-                parked, following = self._apply(pending)
-                self.pending = parked if parked is not None else self._settle(following)
             else:
-                return
+                pending, self.held = self.held, None
+                assert pending is not None
+                passed = self._passed(pending)
+                with self.link._changed:
+                    verdict = self.seat.retry(passed=passed)
+                parked, following = self._apply(verdict, pending)
+                self.pending = parked if parked is not None else self._settle(following)
 
     def surface(self) -> None:
         """Show nnsight what the worker is really parked on, for it to report: the run is over."""
@@ -321,7 +313,7 @@ class PPMediator(Mediator):
         self.exception = Missed("ended by another rank")
         self.pending = None
         self.held = None
-        self._numbers = []
+        self.seat.take()
         self.link.finish(self.worker_id)
 
 

@@ -137,8 +137,4 @@ def mutates(function: Any, kwargs: dict) -> bool:
         return True
     if name in _INPLACE_DUNDERS:
         return True
-    return (
-        name.endswith("_")
-        and not name.endswith("__")
-        and name not in _NOT_MUTATIONS
-    )
+    return name.endswith("_") and not name.endswith("__") and name not in _NOT_MUTATIONS

@@ -85,14 +85,16 @@ def _class(path: str) -> type:
         found = torch.nn.Module
     made = _classes.get(found)
     if made is None:
-        made = _classes[found] = type(found.__name__, (Stub, found), {"__module__": found.__module__})
+        made = _classes[found] = type(
+            found.__name__, (Stub, found), {"__module__": found.__module__}
+        )
     return made
 
 
 def make(path: str, info: ModuleInfo) -> torch.nn.Module:
     """A stub for the module at ``path``, without children."""
     kind = _class(info.class_path)
-    stub = kind.__new__(kind)
+    stub: Any = kind.__new__(kind)  # type: ignore[call-overload]
     torch.nn.Module.__init__(stub)
     for name, value in info.attributes.items():
         stub.__dict__[name] = value

@@ -6,14 +6,21 @@ find them off after it. What a block can hold open across a park is saved when i
 when it resumes: grad and inference mode, autocast, torch function and dispatch modes, the default
 device, and the ``contextvars`` context (greenlets keep that one by themselves).
 
+Random numbers belong here too. A block draws the same on every stage, whatever other requests do, so a
+block that draws at all gets generators of its own (`Draws`), seeded by its request.
+
 Not covered: process-wide settings (default dtype, deterministic algorithms, matmul precision), which
 belong to the engine whoever sets them.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _device, _python_dispatch
@@ -97,12 +104,90 @@ def switch(here: State, to: State, guards: list) -> None:
         _C._set_grad_enabled(to.grad)
 
 
+class Draws:
+    """The random generators of one worker: torch's CPU generator, ``random`` and numpy's.
+
+    Args:
+        seed: what they start from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._mine: Any = None
+        self._theirs: Any = None
+        self._seed = seed
+
+    @staticmethod
+    def _read() -> tuple:
+        return torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+
+    @staticmethod
+    def _write(state: tuple) -> None:
+        torch.set_rng_state(state[0])
+        random.setstate(state[1])
+        numpy.random.set_state(state[2])
+
+    def enter(self) -> None:
+        """The worker is about to run."""
+        self._theirs = self._read()
+        if self._mine is None:
+            torch.default_generator.manual_seed(self._seed)
+            random.seed(self._seed)
+            numpy.random.seed(self._seed % (1 << 32))
+        else:
+            self._write(self._mine)
+
+    def leave(self) -> None:
+        """The worker parked or ended."""
+        self._mine = self._read()
+        self._write(self._theirs)
+
+
+#: Names that show that code may draw random numbers.
+_DRAWING = frozenset(
+    """rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial
+    normal normal_ uniform_ poisson dropout Dropout manual_seed seed random shuffle choice sample
+    default_rng gumbel_softmax random_ exponential_ log_normal_ cauchy_ geometric_""".split()
+)
+
+
+def may_draw(code: CodeType, scope: Mapping[str, Any]) -> bool:
+    """Whether a block, or a function that it reaches by name, mentions a random draw."""
+    seen: set[CodeType] = set()
+    stack = [code]
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        names = set(current.co_names) | set(current.co_freevars)
+        if names & _DRAWING:
+            return True
+        stack.extend(const for const in current.co_consts if isinstance(const, CodeType))
+        for name in names:
+            try:
+                value = scope[name]
+            except (KeyError, TypeError):
+                continue
+            if isinstance(value, FunctionType) and not value.__module__.startswith("torch"):
+                stack.append(value.__code__)
+            elif isinstance(value, torch.nn.Module) and any(
+                isinstance(m, torch.nn.modules.dropout._DropoutNd) for m in value.modules()
+            ):
+                return True
+    return False
+
+
 class Kept:
-    """The state of one worker between its turns on the thread."""
+    """The state of one worker between its turns on the thread.
 
-    __slots__ = ("_guards", "_inside", "_outside")
+    Args:
+        draws: the worker's random generators, if it may draw.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_guards", "_inside", "_outside", "draws")
+
+    def __init__(self, draws: Draws | None = None) -> None:
+        self.draws = draws
         self._inside: State | None = None
         self._outside: State | None = None
         self._guards: list = []
@@ -114,10 +199,14 @@ class Kept:
             guards: list = []
             switch(self._outside, self._inside, guards)
             self._guards = guards
+        if self.draws is not None:
+            self.draws.enter()
 
     def leave(self) -> None:
         """The worker parked or ended: remember its state, put back the forward's."""
         assert self._outside is not None
+        if self.draws is not None:
+            self.draws.leave()
         self._inside = capture()
         if self._inside != self._outside:
             guards: list = []

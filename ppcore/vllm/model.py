@@ -97,7 +97,7 @@ class VLLM(NNsightVLLM):
         """
         if not self.dispatched:
             self.dispatch()
-        engine = getattr(self.vllm_entrypoint, "llm_engine", self.vllm_entrypoint)
+        engine: Any = getattr(self.vllm_entrypoint, "llm_engine", self.vllm_entrypoint)
         return engine.collective_rpc("ppcore_status")
 
 
@@ -126,9 +126,7 @@ def check_stages(root: torch.nn.Module, stages: int) -> None:
             f"pipeline_parallel_size={stages}: vLLM cannot split {type(root).__name__}; use "
             "tensor_parallel_size instead"
         )
-    layers = max(
-        (len(m) for m in root.modules() if isinstance(m, torch.nn.ModuleList)), default=0
-    )
+    layers = max((len(m) for m in root.modules() if isinstance(m, torch.nn.ModuleList)), default=0)
     if 0 < layers < stages:
         raise SetupError(
             f"pipeline_parallel_size={stages} is more than the model's {layers} layers; use at most "

@@ -85,13 +85,18 @@ class PPRequests(Requests):
                 self.record(mediator)
 
     def harvest(self, finished: set[str]) -> None:
+        self.shelve(finished)
+        # A request that nobody traced and that left nothing behind is gone: no collect will come.
+        for name in self.link.core.requests:
+            if self.link.core.ended(name) and name not in self.requests:
+                self.link.say_done(name)
+
+    def shelve(self, finished: set[str]) -> None:
+        """Settle the finished requests and keep what their registered blocks saved."""
         for request in list(self.requests.values()):
             if request.named(finished):
                 self.settle(request)
         super().harvest(finished)
-        for name in self.link.core.requests:
-            if self.link.core.ended(name) and name not in self.requests:
-                self.link.say_done(name)
 
     def serve_result(self, mediator: Any, output: Any) -> None:
         try:

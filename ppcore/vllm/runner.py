@@ -9,6 +9,7 @@ collect.
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -57,7 +58,7 @@ class PipelineRunner:
         whole = exchange.load(
             root, ROOT, (PPMissingLayer,), settings.get("aliases", {}), self._gather
         )
-        interleaver = EngineInterleaver(fragments=StagedFragments())
+        interleaver: Any = EngineInterleaver(fragments=StagedFragments())
         self.nnsight_model = VLLM(root, interleaver=interleaver, envoys=staged_envoys())
         from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -114,9 +115,7 @@ class PipelineRunner:
                     interleaver.recording = Recording(DUMMY_TOKENS, DUMMY_SEQUENCES)
                     recordings.append(interleaver.recording)
                     logits = self.model.compute_logits(hidden[:DUMMY_SEQUENCES])
-                    interleaver.recording = Recording(
-                        DUMMY_TOKENS, DUMMY_SEQUENCES, own_row=True
-                    )
+                    interleaver.recording = Recording(DUMMY_TOKENS, DUMMY_SEQUENCES, own_row=True)
                     recordings.append(interleaver.recording)
                     model = self.nnsight_model
                     type(model).logits.provide(model, logits)
@@ -167,7 +166,7 @@ class PipelineRunner:
         saves: dict[str, Any] = {}
         error, own = None, False
         for index, request in sorted(found, key=lambda item: item[0]):
-            requests.harvest({request.id})
+            requests.shelve({request.id})
             registered: dict[str, Any] = {}
             for taken in request.harvested.values():
                 registered.update(taken["saves"])
@@ -210,14 +209,12 @@ class PipelineRunner:
         ships: dict[str, list[bool]] = {}
 
         def decide(below: dict[int, str]) -> str:
-            import json
-
             merged = union(json.loads(text) for text in below.values())
             ships.update(taken.ships(merged, last=last))
             return json.dumps(spell_leaves(ships))
 
         if carrier in link.core.requests:
-            link.exchange_held(carrier, decide)
+            link.exchange_held(carrier, decide, wait=any(taken.found.values()))
         else:
             decide({})
         order = self._order

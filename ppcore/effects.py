@@ -1,0 +1,66 @@
+"""What the core tells its driver to do: send, evaluate, hand over, end, forget.
+
+Effects are carried out in the order in which the core returned them, outside its lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .messages import Key, Message, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to the rank of stage ``peer``."""
+
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Evaluate ``expression`` on ``token`` and send the result to ``peer`` as reply ``number``."""
+
+    peer: int
+    number: int
+    key: Key
+    expression: str
+    token: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Find out what structure ``call`` would return and send it to ``peer`` as reply ``number``."""
+
+    peer: int
+    number: int
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Pull or probe ``number`` is answered: a payload (``token``) or, where ``reason`` is set, never."""
+
+    number: int
+    token: Any = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """``worker`` raised on another rank: end it here with that error."""
+
+    worker: Worker
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Nothing is left of ``request`` on this rank."""
+
+    request: str
+
+
+Effect = Send | Serve | Describe | Landed | Abandoned | Dropped
