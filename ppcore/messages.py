@@ -123,7 +123,7 @@ def _key(key: Key) -> list[object]:
 
 def _unkey(parts: list[Any]) -> Key:
     request, block, access = parts
-    return Key(Worker(request, block), int(access))
+    return Key(Worker(str(request), str(block)), int(access))
 
 
 def spell(message: Message) -> str:
@@ -176,11 +176,11 @@ def parse(text: str) -> Message:
                 return Held(str(fields[0]), str(fields[1]))
             case "failed":
                 request, block, access, error = fields
-                return Failed(Worker(request, block), int(access), str(error))
+                return Failed(Worker(str(request), str(block)), int(access), str(error))
             case "done":
                 return Done(str(fields[0]))
             case "bye":
                 return Bye()
-    except (TypeError, ValueError, IndexError, KeyError) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not a message: {text[:200]!r}") from error
     raise ValueError(f"not a message: {text[:200]!r}")

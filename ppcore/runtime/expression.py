@@ -40,72 +40,82 @@ def shipped(node: Node) -> tuple[Base, str] | None:
     """The access and the expression to pull for ``node``, where that moves no more than its leaves."""
     if node.base is not None:
         return None
-    steps: list[list[Any]] = []
-    done: dict[int, int] = {}
-    bases: dict[int, Base] = {}
-    leaves: dict[int, int] = {}
-
-    def visit(part: Node) -> Any:
-        family = part.family
-        if part.executed or part.cache is not None or (family is not None and family.mutations):
-            raise _Unshippable
-        if part.base is not None:
-            bases[id(part.base)] = part.base
-            leaves[part.sequence] = part.meta.numel() * part.meta.element_size()
-            return {"l": list(part.leaf)}
-        if part.sequence in done:
-            return {"r": done[part.sequence]}
-        if part.output:
-            encoded = [_SELECT, [visit(part.inputs[0]), {"t": list(part.output)}], {}]
-        else:
-            name = ops.name_of(part.function)
-            if name is None:
-                raise _Unshippable
-            encoded = [
-                name,
-                [_encode(arg, visit) for arg in part.args],
-                {key: _encode(arg, visit) for key, arg in part.kwargs.items()},
-            ]
-        steps.append(encoded)
-        done[part.sequence] = len(steps) - 1
-        return {"r": done[part.sequence]}
-
+    spelling = _Spelling()
     try:
-        result = visit(node)
+        result = spelling.visit(node)
     except (_Unshippable, RecursionError):
         return None
-    if len(bases) != 1:
+    if len(spelling.bases) != 1:
         return None
     moved = node.meta.numel() * node.meta.element_size()
-    if moved > sum(leaves.values()):
+    if moved > sum(spelling.leaves.values()):
         return None
-    text = json.dumps([steps, result], separators=(",", ":"))
-    return (next(iter(bases.values())), text) if len(text) <= LIMIT else None
+    text = json.dumps([spelling.steps, result], separators=(",", ":"))
+    return (next(iter(spelling.bases.values())), text) if len(text) <= LIMIT else None
 
 
 _SELECT = "select"
 
 
-def _encode(value: Any, visit: Any) -> Any:
-    from .lazy import LazyTensor
+class _Spelling:
+    """The steps of one expression, as they are found.
 
-    if isinstance(value, LazyTensor):
-        return visit(value.node)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else {"f": repr(value)}
-    if isinstance(value, slice):
-        return {"s": [_encode(part, visit) for part in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"e": 1}
-    if isinstance(value, torch.dtype):
-        return {"d": str(value).removeprefix("torch.")}
-    if isinstance(value, (tuple, torch.Size)):
-        return {"t": [_encode(part, visit) for part in value]}
-    if isinstance(value, list):
-        return [_encode(part, visit) for part in value]
-    raise _Unshippable
+    A class and not a closure that calls itself: that would be a reference cycle, and keep the bases
+    from being released until the garbage collector comes by.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[list[Any]] = []
+        self.bases: dict[int, Base] = {}
+        # Leaf's sequence -> its bytes.
+        self.leaves: dict[int, int] = {}
+        self._done: dict[int, int] = {}
+
+    def visit(self, part: Node) -> Any:
+        family = part.family
+        if part.executed or part.cache is not None or (family is not None and family.mutations):
+            raise _Unshippable
+        if part.base is not None:
+            self.bases[id(part.base)] = part.base
+            self.leaves[part.sequence] = part.meta.numel() * part.meta.element_size()
+            return {"l": list(part.leaf)}
+        if part.sequence in self._done:
+            return {"r": self._done[part.sequence]}
+        if part.output:
+            step = [_SELECT, [self.visit(part.inputs[0]), {"t": list(part.output)}], {}]
+        else:
+            name = ops.name_of(part.function)
+            if name is None:
+                raise _Unshippable
+            step = [
+                name,
+                [self._encode(arg) for arg in part.args],
+                {key: self._encode(arg) for key, arg in part.kwargs.items()},
+            ]
+        self.steps.append(step)
+        self._done[part.sequence] = len(self.steps) - 1
+        return {"r": self._done[part.sequence]}
+
+    def _encode(self, value: Any) -> Any:
+        from .lazy import LazyTensor
+
+        if isinstance(value, LazyTensor):
+            return self.visit(value.node)
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, float):
+            return value if value == value and abs(value) != float("inf") else {"f": repr(value)}
+        if isinstance(value, slice):
+            return {"s": [self._encode(part) for part in (value.start, value.stop, value.step)]}
+        if value is Ellipsis:
+            return {"e": 1}
+        if isinstance(value, torch.dtype):
+            return {"d": str(value).removeprefix("torch.")}
+        if isinstance(value, (tuple, torch.Size)):
+            return {"t": [self._encode(part) for part in value]}
+        if isinstance(value, list):
+            return [self._encode(part) for part in value]
+        raise _Unshippable
 
 
 def evaluate(text: str, value: Any) -> Any:
@@ -118,47 +128,46 @@ def evaluate(text: str, value: Any) -> Any:
         raise ValueError(f"an expression of {len(text)} characters is over the limit of {LIMIT}")
     try:
         steps, result = json.loads(text)
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not an expression: {text[:200]!r}") from error
     results: list[Any] = []
-
-    def decode(part: Any) -> Any:
-        if isinstance(part, list):
-            return [decode(item) for item in part]
-        if not isinstance(part, dict):
-            return part
-        ((kind, body),) = part.items()
-        match kind:
-            case "l":
-                return _walk(value, body)
-            case "r":
-                return results[body]
-            case "s":
-                return slice(*(decode(item) for item in body))
-            case "e":
-                return Ellipsis
-            case "d":
-                found = getattr(torch, body, None)
-                if not isinstance(found, torch.dtype):
-                    raise ValueError(f"{body!r} is no dtype")
-                return found
-            case "t":
-                return tuple(decode(item) for item in body)
-            case "f":
-                return float(body)
-        raise ValueError(f"{kind!r} is no part of an expression")
-
     for name, args, kwargs in steps:
         if name == _SELECT:
-            results.append(_walk(decode(args[0]), decode(args[1])))
+            chosen = [_decode(arg, value, results) for arg in args]
+            results.append(_walk(chosen[0], chosen[1]))
         else:
             function = ops.function_of(name)
-            results.append(
-                function(
-                    *(decode(arg) for arg in args), **{k: decode(v) for k, v in kwargs.items()}
-                )
-            )
-    return decode(result)
+            given = [_decode(arg, value, results) for arg in args]
+            named = {key: _decode(arg, value, results) for key, arg in kwargs.items()}
+            results.append(function(*given, **named))
+    return _decode(result, value, results)
+
+
+def _decode(part: Any, value: Any, results: list[Any]) -> Any:
+    if isinstance(part, list):
+        return [_decode(item, value, results) for item in part]
+    if not isinstance(part, dict):
+        return part
+    ((kind, body),) = part.items()
+    match kind:
+        case "l":
+            return _walk(value, body)
+        case "r":
+            return results[body]
+        case "s":
+            return slice(*(_decode(item, value, results) for item in body))
+        case "e":
+            return Ellipsis
+        case "d":
+            found = getattr(torch, body, None)
+            if not isinstance(found, torch.dtype):
+                raise ValueError(f"{body!r} is no dtype")
+            return found
+        case "t":
+            return tuple(_decode(item, value, results) for item in body)
+        case "f":
+            return float(body)
+    raise ValueError(f"{kind!r} is no part of an expression")
 
 
 def _walk(value: Any, path: Any) -> Any:

@@ -275,21 +275,22 @@ def is_lazy(value: Any) -> bool:
 def lazies(value: Any) -> list[LazyTensor]:
     """The lazies in a structure of tuples, lists and dicts, in order."""
     found: list[LazyTensor] = []
-
-    def walk(part: Any) -> None:
-        if isinstance(part, LazyTensor):
-            found.append(part)
-        elif isinstance(part, (tuple, list)):
-            for item in part:
-                walk(item)
-        elif isinstance(part, dict):
-            for item in part.values():
-                walk(item)
-        elif isinstance(part, slice):
-            walk((part.start, part.stop, part.step))
-
-    walk(value)
+    _find(value, found)
     return found
+
+
+def _find(part: Any, found: list[LazyTensor]) -> None:
+    # Not a closure that calls itself: the cycle would keep the lazies from being released.
+    if isinstance(part, LazyTensor):
+        found.append(part)
+    elif isinstance(part, (tuple, list)):
+        for item in part:
+            _find(item, found)
+    elif isinstance(part, dict):
+        for item in part.values():
+            _find(item, found)
+    elif isinstance(part, slice):
+        _find((part.start, part.stop, part.step), found)
 
 
 def map_tensors(
@@ -320,8 +321,8 @@ def record(function: Any, args: tuple, kwargs: dict) -> Any:
     name = ops.plain_name(function)
     if name == "__get__":
         return _property(function.__self__.__name__, args[0])
-    if name in ops.FACTORIES:
-        return _factory(function, args, kwargs)
+    if name in ops.FACTORIES or (name in ops.LIKE_OTHER and not isinstance(args[0], LazyTensor)):
+        return _like(function, args, kwargs, name)
 
     involved = lazies((args, kwargs))
     if not any(is_lazy(lazy) for lazy in involved):
@@ -367,15 +368,26 @@ def _property(name: str, tensor: LazyTensor) -> Any:
     return getattr(node.meta, name)
 
 
-def _factory(function: Any, args: tuple, kwargs: dict) -> Any:
+def _like(function: Any, args: tuple, kwargs: dict, name: str) -> Any:
+    """Run what needs only the metadata of one argument, and the data of the others."""
+    if name in ops.LIKE_OTHER:
+        return function(args[0], *_blank(args[1:]), **_blank(kwargs))
+    if args:
+        return function(_blank(args[0]), *resolve(args[1:]), **resolve(kwargs))
+    rest = {key: value for key, value in kwargs.items() if key != "input"}
+    return function(input=_blank(kwargs["input"]), **resolve(rest))
+
+
+def _blank(value: Any) -> Any:
+    """``value`` with memory of the right shape in place of its lazies."""
+
     def blank(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
         if not is_lazy(tensor):
             return _real(tensor)
         node = tensor.node  # type: ignore[attr-defined]
         return torch.empty(node.meta.shape, dtype=node.meta.dtype, device=node.device)
 
-    args, kwargs = map_tensors((args, kwargs), blank)
-    return function(*args, **kwargs)
+    return map_tensors(value, blank)
 
 
 def _moved(args: tuple, kwargs: dict) -> Any:

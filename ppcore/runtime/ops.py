@@ -25,6 +25,9 @@ FACTORIES = frozenset(
     "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor".split()
 )
 
+#: Methods that need their own tensor's data, and only the metadata of the other one.
+LIKE_OTHER = frozenset("to type_as view_as expand_as reshape_as".split())
+
 #: Operations whose result depends on the random generator: run in program order, never later.
 RANDOM = frozenset(
     """rand_like randn_like randint_like bernoulli multinomial normal poisson dropout alpha_dropout

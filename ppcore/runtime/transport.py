@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -38,8 +39,8 @@ class Transport(Protocol):
     def send(self, peer: int, text: str, payload: bytes | bytearray = b"") -> None:
         """Queue a frame for the rank of stage ``peer``; returns at once."""
 
-    def close(self) -> None:
-        """Say goodbye to every peer and stop."""
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Say goodbye to every peer and stop; whether everything ended in time."""
 
 
 #: The text of a sender's last frame; the receiver stops listening.
@@ -110,16 +111,18 @@ class GlooTransport:
     def send(self, peer: int, text: str, payload: bytes | bytearray = b"") -> None:
         self._queues[peer].put((text, payload))
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 2.0) -> bool:
         self._closing = True
         for frames in self._queues.values():
             frames.put((BYE, b""))
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the threads to end after `close`; whether they did."""
+        end = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False  # a peer that is gone or stuck; the threads are daemons
+        for group in self.groups.values():
+            dist.destroy_process_group(group)
+        return True
 
     def _send_loop(self, peer: int, frames: queue.SimpleQueue, on_death: OnDeath) -> None:
         group, target = self.groups[self.stage, peer], self.ranks[peer]

@@ -1,0 +1,133 @@
+"""Compare the results of one trace on two engines, and bring results into a form that can be compared.
+
+Numbers, strings and structure have to be equal. Tensors have to be equal bit for bit where the two engines ran
+the same batches, which is what a trace of one request gets; where batches may differ (`batched=True`) a
+difference of the last bits is arithmetic and not pipeline parallelism, on one rank as well, so a tolerance
+applies, and what is inside it is still measured and reported by `largest_difference`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Comparison", "compare", "plain"]
+
+#: dtype -> (relative, absolute) tolerance for results of requests that shared a batch: a few units in the last
+#: place of a sum over the hidden size, carried through the layers.
+TOLERANCE = {
+    torch.float64: (1e-6, 1e-8),
+    torch.float32: (1e-4, 1e-4),
+    torch.bfloat16: (3e-2, 1e-1),
+    torch.float16: (5e-3, 1e-2),
+}
+
+
+def plain(value: Any) -> Any:
+    """`value` with tensors on the CPU, tuples as lists, and anything that is no data as its `repr`."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return repr(value)
+
+
+@dataclass
+class Comparison:
+    """Where two results part, and how far apart their tensors are where they do not."""
+
+    differences: list[str] = field(default_factory=list)
+    #: Of all floating values compared, those within tolerance included. 0.0 says: equal to the bit.
+    largest_difference: float = 0.0
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+def compare(one: Any, other: Any, *, exact: bool = True) -> Comparison:
+    """Compare two plain results.
+
+    Args:
+        exact: floating values have to be equal; otherwise within `TOLERANCE` of their dtype (a Python float
+            counts as float32's).
+    """
+    found = Comparison()
+    _walk(one, other, "", exact, found)
+    return found
+
+
+def _walk(one: Any, other: Any, where: str, exact: bool, found: Comparison) -> None:
+    at = where or "result"
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        _tensors(one, other, at, exact, found)
+    elif type(one) is not type(other):
+        found.differences.append(f"{at}: {_short(one)} against {_short(other)}")
+    elif isinstance(one, dict):
+        if list(one) != list(other):
+            found.differences.append(
+                f"{at}: keys {_short(list(one))} against {_short(list(other))}"
+            )
+        for key in one:
+            if key in other:
+                _walk(one[key], other[key], f"{where}.{key}" if where else str(key), exact, found)
+    elif isinstance(one, list):
+        if len(one) != len(other):
+            found.differences.append(f"{at}: {len(one)} items against {len(other)}")
+        for n, (a, b) in enumerate(zip(one, other, strict=False)):
+            _walk(a, b, f"{where}[{n}]", exact, found)
+    elif isinstance(one, float):
+        _floats(one, other, at, exact, found)
+    elif one != other:
+        found.differences.append(f"{at}: {_short(one)} against {_short(other)}")
+
+
+def _floats(one: float, other: float, at: str, exact: bool, found: Comparison) -> None:
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return
+    gap = abs(one - other)
+    found.largest_difference = max(found.largest_difference, gap)
+    relative, absolute = TOLERANCE[torch.float32]
+    if exact or not math.isclose(one, other, rel_tol=relative, abs_tol=absolute):
+        found.differences.append(f"{at}: {one!r} against {other!r}")
+
+
+def _tensors(
+    one: torch.Tensor, other: torch.Tensor, at: str, exact: bool, found: Comparison
+) -> None:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        found.differences.append(
+            f"{at}: {one.dtype} {list(one.shape)} against {other.dtype} {list(other.shape)}"
+        )
+        return
+    if torch.equal(one, other):
+        return
+    if not one.dtype.is_floating_point:
+        found.differences.append(
+            f"{at}: {int((one != other).sum())} of {one.numel()} values differ"
+        )
+        return
+    a, b = one.double(), other.double()
+    apart = ~((a == b) | (a.isnan() & b.isnan()))
+    if not bool(apart.any()):
+        return
+    gap = float((a - b)[apart].abs().max())
+    found.largest_difference = max(found.largest_difference, gap if gap == gap else math.inf)
+    relative, absolute = TOLERANCE.get(one.dtype, (0.0, 0.0))
+    if exact or not torch.allclose(a, b, rtol=relative, atol=absolute, equal_nan=True):
+        found.differences.append(
+            f"{at}: {int(apart.sum())} of {one.numel()} values differ, by up to {gap:.3g} "
+            f"(largest value {float(a.abs().max()):.3g})"
+        )
+
+
+def _short(value: Any, limit: int = 120) -> str:
+    text = f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

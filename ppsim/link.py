@@ -1,0 +1,240 @@
+"""One rank's end of the protocol in the simulator: `ppcore.runtime.link.Link` without torch.
+
+Methods that decide something and carry it out are generators: they yield where the runtime lets its
+lock go, which is where another thread of the rank, or another rank, can come in between. A yielded
+None means "I can go on", a yielded callable "not before this holds".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING
+
+from ppcore.core import Available, Core
+from ppcore.effects import Abandoned, Dropped, Effect, Landed, Send, Serve
+from ppcore.errors import Diverged, Missed, PeerDied, Unreachable
+from ppcore.messages import Key, Message, Never, Reply, Worker
+
+from .values import Base, evaluate
+
+if TYPE_CHECKING:
+    from .world import World
+
+#: What a thread yields: nothing, or what it waits for.
+Wait = Callable[[], bool] | None
+
+
+class Link:
+    """The driver of one rank's `Core`.
+
+    Attributes:
+        landed: pull number -> its term, until no lazy needs it.
+        refused: pull number -> why it is answered never.
+        abandoned: workers that another rank ended, with their errors.
+    """
+
+    def __init__(self, core: Core, world: World, stage: int, column: int) -> None:
+        self.core = core
+        self.world = world
+        self.stage = stage
+        self.column = column
+        self.landed: dict[int, int] = {}
+        self.refused: dict[int, str] = {}
+        self.abandoned: dict[Worker, str] = {}
+        self.lost: list[tuple[int, Key, list[int]]] = []
+        # Pull number -> what it was asked for, for checks that do not ask the core.
+        self.origins: dict[int, tuple[str, Available]] = {}
+        self.live: dict[Key, int] = {}
+        self.closed = False
+
+    # --- carrying out what the core says ------------------------------------------------------
+
+    def carry_out(self, effects: Iterable[Effect]) -> Generator[Wait, None, None]:
+        """Do what the core said, in its order; others may come in before each step."""
+        for effect in effects:
+            yield None
+            kind = type(effect)
+            if kind is Send:
+                assert isinstance(effect, Send)
+                self.send(effect.peer, effect.message)
+            elif kind is Landed:
+                assert isinstance(effect, Landed)
+                if effect.reason is not None:
+                    self.refused[effect.number] = effect.reason
+                else:
+                    self.landed[effect.number] = effect.token
+                self.world.stirred(self.stage, self.column)
+            elif kind is Serve:
+                assert isinstance(effect, Serve)
+                self._serve(effect)
+            elif kind is Abandoned:
+                assert isinstance(effect, Abandoned)
+                self.abandoned.setdefault(effect.worker, effect.error)
+            elif kind is Dropped:
+                assert isinstance(effect, Dropped)
+                for worker in [w for w in self.abandoned if w.request == effect.request]:
+                    del self.abandoned[worker]
+                self.world.stirred(self.stage, self.column)
+
+    def send(self, peer: int, message: Message, token: int | None = None) -> None:
+        """Put a message on its way; how long that takes is the scheduler's choice."""
+        self.world.send(self.stage, self.column, peer, message, token)
+
+    def _serve(self, effect: Serve) -> None:
+        if not isinstance(effect.token, int):
+            self.send(effect.peer, Never(effect.number, f"failed: no term: {effect.token!r}"))
+        else:
+            value = evaluate(effect.expression, effect.token)
+            self.send(effect.peer, Reply(effect.number), value)
+        self.core.sent_reply()
+
+    def take(self, peer: int, message: Message, token: int | None) -> Generator[Wait, None, None]:
+        """A message arrived (on the thread that listens to ``peer``)."""
+        effects = self.core.take(peer, message, token)
+        self.world.stirred(self.stage, self.column)
+        return self.carry_out(effects)
+
+    def peer_died(self, peer: int, why: str) -> Generator[Wait, None, None]:
+        """The connection to ``peer`` broke."""
+        effects = self.core.peer_died(peer, why)
+        self.world.stirred(self.stage, self.column)
+        return self.carry_out(effects)
+
+    # --- forcing ------------------------------------------------------------------------------
+
+    def request(self, wanted: list[tuple[Base, str]]) -> Generator[Wait, None, list[int]]:
+        """Ask for expressions of bases without waiting; the numbers of the pulls, in order."""
+        yield None
+        numbers: list[int] = []
+        effects: list[Effect] = []
+        for base, text in wanted:
+            number, more = self.core.pull(
+                base.key, base.location, text, base.owner, base.available
+            )
+            if number not in base.numbers:
+                base.numbers.append(number)
+            numbers.append(number)
+            self.origins.setdefault(number, (base.key.worker.request, base.available))
+            effects += more
+        yield from self.carry_out(effects)
+        return numbers
+
+    def ready(self, numbers: Iterable[int]) -> bool:
+        """Whether every one of these pulls is answered."""
+        return all(number in self.landed or number in self.refused for number in numbers)
+
+    def may_wait(self, numbers: Iterable[int]) -> bool:
+        """Whether the wait rule lets this rank's forward wait for these pulls."""
+        return self.core.may_wait(numbers)
+
+    def wait(self, numbers: list[int]) -> Generator[Wait, None, None]:
+        """Block the forward until these pulls are answered; the wait rule must allow it."""
+        if not self.may_wait(numbers):
+            raise AssertionError(f"a wait against the rule: {self.core.waits()}")
+        if self.ready(numbers):
+            return
+        self.world.properties.blocks(self, numbers)
+        yield lambda: self.ready(numbers)
+
+    def values(self, numbers: list[int]) -> list[int]:
+        """The answers to these pulls.
+
+        Raises:
+            Unreachable, Diverged, PeerDied: the owner cannot produce one.
+        """
+        found: list[int] = []
+        for number in numbers:
+            reason = self.refused.get(number)
+            if reason is not None:
+                kind, _, text = reason.partition(": ")
+                raise {"diverged": Diverged, "died": PeerDied}.get(kind, Unreachable)(text)
+            found.append(self.landed[number])
+        return found
+
+    def fetch(self, wanted: list[tuple[Base, str]]) -> Generator[Wait, None, list[int]]:
+        """The terms, outside any worker.
+
+        Raises:
+            Missed: the wait rule does not allow to wait for one.
+        """
+        numbers = yield from self.request(wanted)
+        while not self.ready(numbers):
+            if not self.may_wait(numbers):
+                raise Missed(f"stage {self.stage} needs {wanted[0][0].location!r} too early")
+            yield from self.wait(numbers)
+        return self.values(numbers)
+
+    def base(self, key: Key, location: str, owner: int, available: Available) -> Base:
+        """A new remote read."""
+        self.live[key] = self.live.get(key, 0) + 1
+        return Base(self, key, location, owner, available)
+
+    def forgotten(self, base: Base) -> None:
+        """A destructor's word that ``base`` is needed no more."""
+        self.forget(base.owner, base.key, base.numbers)
+        left = self.live.get(base.key, 0) - 1
+        if left > 0:
+            self.live[base.key] = left
+        else:
+            self.live.pop(base.key, None)
+
+    def forget(self, owner: int, key: Key, numbers: list[int]) -> None:
+        """This rank will not ask for ``key``."""
+        self.lost.append((owner, key, numbers))
+
+    # --- what the rank's loop calls -----------------------------------------------------------
+
+    def flush(self) -> Generator[Wait, None, None]:
+        """Tell owners what this rank can force no more."""
+        lost, self.lost = self.lost, []
+        if not lost:
+            return
+        released = [
+            (owner, key) for owner, key, _ in lost if key.access >= 0 and key.worker.request
+        ]
+        for _, _, numbers in lost:
+            for number in numbers:
+                self.landed.pop(number, None)
+                self.refused.pop(number, None)
+                self.origins.pop(number, None)
+        if released:
+            yield None
+            yield from self.carry_out(self.core.release(released))
+
+    def publish(self, key: Key, location: str, value: int) -> Generator[Wait, None, None]:
+        """This rank's worker read ``value``: keep it as it is now for whoever asks."""
+        yield None
+        if not self.core.asked_for(key):
+            self.core.publish(key, location, None, 0)
+            return
+        yield None
+        yield from self.carry_out(self.core.publish(key, location, value, 1))
+
+    def failed(self, worker: Worker, error: str) -> Generator[Wait, None, None]:
+        """The worker raised here: tell every rank."""
+        yield None
+        yield from self.carry_out(self.core.fail(worker, error))
+
+    def finish(self, worker: Worker) -> Generator[Wait, None, None]:
+        """The worker makes no further access."""
+        yield None
+        yield from self.carry_out(self.core.finish(worker))
+
+    def say_done(self, request: str) -> Generator[Wait, None, None]:
+        """This rank pulls nothing more of the request."""
+        yield from self.flush()
+        yield None
+        yield from self.carry_out(self.core.say_done(request))
+
+    def exchange_held(
+        self, request: str, leaves: Callable[[dict[int, str]], str]
+    ) -> Generator[Wait, None, dict[int, str]]:
+        """See `ppcore.runtime.link.Link.exchange_held`."""
+        while self.core.held(request) is None:
+            yield lambda: self.core.held(request) is not None
+        yield None
+        below = self.core.held(request) or {}
+        mine = leaves(below)
+        yield None
+        yield from self.carry_out(self.core.say_held(request, mine))
+        return below

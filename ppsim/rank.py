@@ -1,0 +1,295 @@
+"""One rank's forward thread: the engine's commands, one after the other.
+
+The order of steps is that of `ppcore.vllm.requests` and `ppcore.vllm.runner`: settle what finished,
+open the round, start new workers, let those go on that waited for it, run the stage's visits, look
+for workers that were ended elsewhere, sample, close the round; and at a request's end collect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from ppcore.core import Core
+from ppcore.errors import PPError
+from ppcore.messages import Worker
+from ppcore.saves import Shipment, spell_leaves, to_ship, union
+
+from .blocks import BlockStopped
+from .cases import Case
+from .engine import Collect, Round
+from .link import Link, Wait
+from .seated import Seated, Steps, plan
+from .terms import LAYER, LOGITS, RESULT, SAMPLE, SHARED, term
+from .values import Visit
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class EngineDied(Exception):
+    """The forward needs something of a rank that is gone: the engine's end, not the protocol's."""
+
+
+class Rank:
+    """The rank at (stage, column).
+
+    Attributes:
+        carried: the requests that this rank knows, with their workers, registered ones first.
+        visited: how often this round's forward has visited each location here.
+        inbox: hidden states from the stage before, in round order.
+    """
+
+    def __init__(self, world: World, case: Case, core: Core, stage: int, column: int) -> None:
+        self.world = world
+        self.case = case
+        self.core = core
+        self.stage = stage
+        self.column = column
+        self.link = Link(core, world, stage, column)
+        self.last = stage == case.stages - 1
+        self.carried: dict[str, list[Seated]] = {}
+        self.known: set[str] = set()
+        self.visited: dict[str, int] = {}
+        self.visits = world.visits[stage]
+        self.inbox: list[dict[str, int]] = []
+        self.commands = 0
+        self.collectives = 0
+        self.endings: dict[str, dict[str, str]] = {}
+
+    def forward(self) -> Steps:
+        """The forward thread: commands until there are no more."""
+        commands = self.world.engine.commands
+        while True:
+            if self.commands >= len(commands):
+                yield lambda: self.commands < len(commands)
+            command = commands[self.commands]
+            self.commands += 1
+            if isinstance(command, Round):
+                try:
+                    yield from self.round(command)
+                except EngineDied:
+                    self.world.broken(self.stage, self.column)
+            elif isinstance(command, Collect):
+                for name in command.requests:
+                    yield from self.collect(name)
+            else:
+                return
+
+    # --- a round ------------------------------------------------------------------------------
+
+    def round(self, command: Round) -> Steps:
+        """One forward step."""
+        for name in command.finished:
+            if name in self.carried:
+                yield from self.settle(name)
+        self._add(command)
+        self.visited = {}
+        batch = [(name, self.carried[name]) for name in command.inputs]
+        yield None
+        yield from self.link.carry_out(
+            self.core.open_round([name for name, workers in batch if workers])
+        )
+        current = [worker for _, workers in batch for worker in workers]
+        for worker in current:
+            if not worker.started:
+                yield from worker.start()
+        for worker in current:
+            yield from self._go_on(worker)
+        states = command.inputs if self.stage == 0 else (yield from self._receive())
+        states = yield from self._visit_all(dict(states), batch)
+        if not self.last:
+            self.world.hand_on(self.stage, self.column, states)
+            states = {}
+        yield from self._check_abandoned()
+        if self.last:
+            yield from self._sample(command, states, batch)
+        yield from self.link.flush()
+        self.world.properties.closed(self)
+
+    def _add(self, command: Round) -> None:
+        for name in command.inputs:
+            if name in self.known:
+                continue
+            self.known.add(name)
+            request = self.world.requests[name]
+            workers = self.carried[name] = [
+                Seated(self.link, Worker(name, block), body) for block, body in request.blocks
+            ]
+            for fault in self.case.faults:
+                here = (fault.stage, fault.column) == (self.stage, self.column)
+                if fault.kind == "raise" and here and fault.request == name and workers:
+                    workers[-1].fault_at = fault.at
+
+    def _receive(self) -> Generator[Wait, None, dict[str, int]]:
+        if not self.inbox:
+            yield lambda: bool(self.inbox) or self.world.severed(self.stage, self.column)
+        if not self.inbox:
+            raise EngineDied
+        return self.inbox.pop(0)
+
+    def _go_on(self, worker: Seated) -> Steps:
+        if worker.exception is not None:
+            return
+        yield None
+        error = self.link.abandoned.get(worker.worker)
+        if error is not None:
+            yield from worker.abandon(error)
+        else:
+            yield from worker.advance()
+
+    def _check_abandoned(self) -> Steps:
+        yield None
+        for workers in list(self.carried.values()):
+            for worker in workers:
+                if worker.exception is None and worker.started:
+                    error = self.link.abandoned.get(worker.worker)
+                    if error is not None:
+                        yield from worker.abandon(error)
+
+    def _visit_all(
+        self, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
+    ) -> Generator[Wait, None, dict[str, int]]:
+        for location in self.visits:
+            path, _, side = location.rpartition(".")
+            if location == "logits" or location == "samples":
+                break
+            if path == "S":
+                states = {name: term(SHARED, value) for name, value in states.items()}
+            elif side == "out":
+                layer = int(path[1:])
+                states = {name: term(LAYER, layer, value) for name, value in states.items()}
+            yield from self._visit(location, states, batch)
+        return states
+
+    def _visit(
+        self, location: str, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
+    ) -> Steps:
+        """Offer a location's value to the workers that are parked on this visit of it."""
+        ready = [(name, w) for name, workers in batch for w in workers if w.ready(location)]
+        if self.case.columns > 1 and ready:
+            yield from self._collective(location)
+        for name, worker in ready:
+            yield None
+            visit = Visit(states[name])
+            yield from worker.handle(location, visit)
+            states[name] = visit.value
+        self.visited[location] = self.visited.get(location, 0) + 1
+
+    def _collective(self, location: str) -> Steps:
+        """The columns of a stage gather a value that a worker waits for."""
+        number = self.collectives
+        self.collectives += 1
+        self.world.gather(self.stage, self.column, number, location)
+        if not self.world.gathered(self.stage, number):
+            yield lambda: (
+                self.world.gathered(self.stage, number)
+                or self.world.severed(self.stage, self.column)
+            )
+
+    def _sample(
+        self, command: Round, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
+    ) -> Steps:
+        states = {name: term(LOGITS, value) for name, value in states.items()}
+        yield from self._visit("logits", states, batch)
+        states = {name: term(SAMPLE, value) for name, value in states.items()}
+        yield from self._visit("samples", states, batch)
+        erred = {
+            name
+            for name, workers in batch
+            if workers and not workers[-1].worker.block and workers[-1].exception is not None
+        }
+        if self.column == 0:
+            self.world.engine.sampled(command, states, erred)
+
+    # --- the end of a request -----------------------------------------------------------------
+
+    def settle(self, name: str) -> Steps:
+        """The request has ended: complete whatever its workers wait for."""
+        if name not in self.core.requests or self.core.ended(name):
+            return
+        yield None
+        self.core.end(name)
+        for worker in self.carried[name]:
+            if worker.started:
+                yield from self._go_on(worker)
+
+    def collect(self, name: str) -> Steps:
+        """Wind up a finished request and ship this rank's share of its saves."""
+        workers = self.carried.get(name, [])
+        yield from self.settle(name)
+        for worker in workers:
+            if worker.worker.block:
+                worker.unwind()
+            elif worker.ready("result") and worker.alive:
+                result = Visit(term(RESULT, self.world.engine.outputs[name]))
+                yield from worker.handle("result", result)
+        for worker in workers:
+            worker.unwind()
+        error, own = None, False
+        for worker in workers:
+            failure = worker.exception
+            if failure is None or isinstance(failure, BlockStopped):
+                continue
+            if worker.worker.block and worker.how == "order":
+                continue  # a registered block that waits in vain ends quietly
+            if error is None:
+                error = worker.how
+                own = not worker.told
+        self.endings[name] = {w.worker.block: w.how for w in workers}
+        if workers:
+            shipment = yield from self._ship(name, workers, error, own)
+            if self.column == 0:
+                self.world.engine.shipped(name, self.stage, shipment)
+        for worker in workers:
+            worker.names.clear()
+            worker.saves.clear()
+            worker._seen.clear()
+        self.carried.pop(name, None)
+        del workers
+        if name in self.core.requests:
+            yield from self.link.say_done(name)
+        yield from self.link.flush()
+        self.world.engine.collected(name, self.stage, self.column)
+
+    def _ship(
+        self, name: str, workers: list[Seated], error: str | None, own: bool
+    ) -> Generator[Wait, None, Shipment]:
+        found = {
+            f"{worker.worker.block}/{label}": boxes
+            for worker in workers
+            for label, boxes in worker.leaves().items()
+        }
+        holds = {
+            label: [box.node.value is not None for box in boxes] for label, boxes in found.items()
+        }
+        ships: dict[str, list[bool]] = {}
+
+        def decide(below: dict[int, str]) -> str:
+            merged = union(json.loads(text) for text in below.values())
+            ships.update(to_ship(holds, merged, last=self.last))
+            return json.dumps(spell_leaves(ships))
+
+        if name in self.core.requests:
+            yield from self.link.exchange_held(name, decide)
+        else:
+            decide({})
+        leaves: dict[tuple[str, int], int] = {}
+        try:
+            for label, flags in ships.items():
+                for position, shipped in enumerate(flags):
+                    if shipped:
+                        node = found[label][position].node
+                        wanted = plan([node])
+                        if wanted:
+                            values = yield from self.link.fetch([(b, t) for _, b, t in wanted])
+                            for (settled, _, _), value in zip(wanted, values, strict=True):
+                                settled.settle(value)
+                        leaves[label, position] = node.evaluate()
+        except PPError as failure:
+            text = f"{type(failure).__name__}: {failure}"
+            return Shipment(b"", {}, {}, error or text, own or error is None)
+        counts = {label: len(boxes) for label, boxes in found.items()}
+        skeleton = json.dumps(counts, sort_keys=True).encode()
+        return Shipment(skeleton, counts, leaves, error, own)

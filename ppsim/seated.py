@@ -1,0 +1,375 @@
+"""A worker on one simulated rank: `ppcore.runtime.mediator.PPMediator` over a generator.
+
+The block's generator takes the place of nnsight's greenlet. What becomes of everything that it asks
+for is decided by the real `ppcore.seat.Seat` and `ppcore.core.Core`; the order of the calls is the
+runtime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from ppcore.core import Available, Verdict
+from ppcore.errors import PPError
+from ppcore.messages import Key, Worker
+from ppcore.schedule import Place
+from ppcore.seat import Move, Seat
+
+from .blocks import Access, BlockRaised, BlockStopped, Force, Frame, OutOfOrder, Use, Want
+from .programs import Block
+from .terms import CALL, term
+from .values import Base, Box, Node, Visit
+
+if TYPE_CHECKING:
+    from .link import Link, Wait
+
+#: The errors that end a worker, and not the simulation.
+ENDINGS = (BlockRaised, BlockStopped, OutOfOrder, PPError)
+
+Steps = Generator["Wait", None, None]
+
+
+class Seated(Frame):
+    """One block of one request on one rank.
+
+    Attributes:
+        pending: the access that this rank's forward can serve, if the worker is parked on one.
+        held: the access that it is parked on otherwise.
+        alive: whether the block has statements left to run.
+        exception: what ended it.
+        told: whether another rank ended it.
+        how: how it ended, for comparison with the reference.
+    """
+
+    def __init__(self, link: Link, worker: Worker, block: Block) -> None:
+        super().__init__(block)
+        self.link = link
+        self.worker = worker
+        self.seat = Seat(link.core, worker)
+        self.pending: Access | None = None
+        self.held: Access | None = None
+        self.started = False
+        self.alive = False
+        self.exception: Exception | None = None
+        self.told = False
+        self.how = ""
+        self.visit: Visit | None = None
+        self._running = self.run()
+        self._unfinished: Force | Use | None = None
+        self._plan: list[tuple[Node, Base, str]] = []
+        self._numbers: list[int] = []
+        # The call that runs here, or the lazy of one that runs elsewhere.
+        self._call: tuple[Key, str] | Box | None = None
+        self._seen: dict[tuple[Place, str], Box] = {}
+
+    def relaxed(self, location: str) -> int:
+        core = self.link.core
+        return core.wanted(self.worker, location) if core.knows(location) else 0
+
+    # --- running the block --------------------------------------------------------------------
+
+    def start(self) -> Steps:
+        """Run the block up to its first park."""
+        yield None
+        self.started = self.alive = True
+        self.link.core.start(self.worker)
+        yield from self._reporting(self._go(None))
+
+    def _go(self, value: Box | None) -> Steps:
+        want = yield from self._resume(value)
+        yield from self._settle(want)
+
+    def _reporting(self, steps: Steps) -> Steps:
+        """Run ``steps``; a worker that raises tells the other ranks and ends here."""
+        try:
+            yield from steps
+        except ENDINGS as error:
+            if not isinstance(error, BlockStopped) and not self.told:
+                yield from self.link.failed(self.worker, ending(error))
+            self.end(error)
+
+    def end(self, error: Exception) -> None:
+        """The block ended with ``error``."""
+        # The traceback would keep boxes alive.
+        self.exception = error.with_traceback(None)
+        self.how = ending(error)
+        self.pending = self.held = None
+        self.alive = False
+        self._running.close()
+
+    def _resume(self, value: Box | None) -> Generator[Wait, None, Want | None]:
+        """Run on until an access, or a force that has to park; None when the block has ended."""
+        try:
+            while True:
+                if self._unfinished is None:
+                    want = self._running.send(value)
+                    if isinstance(want, Access):
+                        return want
+                    yield from self._begin(want)
+                if not (yield from self._complete()):
+                    return self._unfinished
+                value = self._result()
+        except StopIteration:
+            self.alive = False
+            self.how = self.how or "done"
+            yield from self.link.finish(self.worker)
+            return None
+        except ENDINGS:
+            self.alive = False
+            self._unfinished = None
+            self._plan = []
+            yield from self.link.finish(self.worker)
+            raise
+
+    def _begin(self, want: Force | Use) -> Steps:
+        """Ask for what a force, or a call that runs here, needs."""
+        core = self.link.core
+        nodes: list[Node] = []
+        if isinstance(want, Force):
+            nodes = want.nodes
+        else:
+            home = core.home(want.path)
+            yield None
+            key, owner = core.call(self.worker, want.path, home)
+            self._call = (key, want.path)
+            if owner == core.stage:
+                nodes = [want.node]
+            else:
+                after = [
+                    node.base.available for node in want.node.unsettled() if node.base is not None
+                ]
+                clock = core.clock(self.worker)
+                if clock.turn <= core.turn(key.worker.request):
+                    after.append(Available(clock.turn, core.schedule.stage_of(clock.index)))
+                when = core.available(owner, clock.turn, after)
+                base = self.link.base(key, want.path, owner, when)
+                self._call = Box(Node(None, base))
+        self._unfinished = want
+        self._plan = plan(nodes)
+        self._numbers = []
+        if self._plan:
+            wanted = [(base, text) for _, base, text in self._plan]
+            self._numbers = yield from self.link.request(wanted)
+
+    def _complete(self) -> Generator[Wait, None, bool]:
+        """Wait for what was asked for, if that is allowed here; whether it is all here now."""
+        numbers, link = self._numbers, self.link
+        while not link.ready(numbers):
+            if not link.may_wait(numbers):
+                return False
+            yield from link.wait(numbers)
+        for (node, _, _), value in zip(self._plan, link.values(numbers), strict=True):
+            node.settle(value)
+        self._plan = []
+        want = self._unfinished
+        if isinstance(want, Use) and isinstance(self._call, tuple):
+            key, path = self._call
+            result = term(CALL, len(path), want.node.evaluate())
+            if len(link.core.home(path)) < link.core.stages:
+                yield from link.publish(key, path, result)
+            self._call = Box(Node(result))
+        return True
+
+    def _result(self) -> Box | None:
+        want, self._unfinished = self._unfinished, None
+        if isinstance(want, Use):
+            box, self._call = self._call, None
+            assert isinstance(box, Box)
+            return box
+        return None
+
+    # --- what becomes of what it asks for -----------------------------------------------------
+
+    def _settle(self, want: Want | None) -> Steps:
+        """Answer what the worker parked on for as long as that needs no wait."""
+        while want is not None:
+            if not isinstance(want, Access):
+                self.seat.need(self._numbers)
+                return
+            yield None
+            verdict = self.seat.ask(want.location, want.occurrence, passed=self._passed(want))
+            want = yield from self._apply(verdict, want)
+
+    def _apply(self, verdict: Verdict, access: Access) -> Generator[Wait, None, Want | None]:
+        """Do what was decided; the next thing that the worker wants, None once it is parked."""
+        if verdict is Verdict.ANSWER:
+            return (yield from self._answer(access))
+        if verdict is Verdict.LOCAL:
+            if access.node is not None and access.node.value is None:
+                wanted = [(base, text) for _, base, text in plan([access.node])]
+                if wanted:
+                    yield from self.link.request(wanted)
+            self.pending = access
+        else:
+            self.held = access
+        return None
+
+    def _passed(self, access: Access) -> bool:
+        core = self.link.core
+        if not core.knows(access.location):
+            return False
+        return self._at(access.location) > access.occurrence
+
+    def _at(self, location: str) -> int:
+        """Which occurrence the visit that this rank's forward is at, or comes to next, is."""
+        core = self.link.core
+        turn = core.turn(self.worker.request)
+        visited = self.link.world.rank(self.link.stage, self.link.column).visited
+        return core.schedule.local_occurrence(
+            location, core.stage, turn, visited.get(location, 0)
+        )
+
+    def _answer(self, access: Access) -> Generator[Wait, None, Want | None]:
+        decision = self.seat.decision
+        assert decision is not None
+        location = access.location
+        self.hit()
+        self.leave_visit()
+        slot = (decision.place, location)
+        if slot not in self._seen:
+            self._seen = {key: box for key, box in self._seen.items() if key[0] == decision.place}
+        if access.node is not None:
+            self._seen[slot] = Box(access.node)
+            return (yield from self._resume(None))
+        box = self._seen.get(slot)
+        if box is not None:
+            self.link.forget(decision.owner, decision.key, [])
+        else:
+            when = Available(decision.place.turn, decision.owner)
+            base = self.link.base(decision.key, location, decision.owner, when)
+            box = self._seen[slot] = Box(Node(None, base))
+            del base
+        return (yield from self._resume(box))
+
+    def leave_visit(self) -> None:
+        """The worker's clock moves on: what it edits from now on is not seen by the model."""
+        if self.visit is not None:
+            self.visit.box = None
+            self.visit = None
+
+    # --- the model's side ---------------------------------------------------------------------
+
+    def ready(self, location: str) -> bool:
+        """Whether the worker is parked on the visit that this rank's forward is at."""
+        pending = self.pending
+        return (
+            pending is not None
+            and pending.location == location
+            and (location == "result" or pending.occurrence == self._at(location))
+        )
+
+    def handle(self, location: str, visit: Visit) -> Steps:
+        """The forward is at a visit that the worker is parked on: serve it."""
+        yield from self._reporting(self._handle(location, visit))
+        visit.box = None
+        self.visit = None
+
+    def _handle(self, location: str, visit: Visit) -> Steps:
+        link = self.link
+        self.visit = visit
+        while self.ready(location):
+            access = self.pending
+            decision = self.seat.decision
+            assert access is not None and decision is not None
+            self.hit()
+            known = link.core.knows(location)
+            if known:
+                yield None
+                link.core.served(self.worker, decision.place)
+                self._seen = {}
+            if access.node is None:
+                value = visit.value
+                if visit.box is None or self.visit is not visit:
+                    visit.box = Box(Node(value), visit)
+                    self.visit = visit
+                box = visit.box
+                if known:
+                    yield from link.publish(decision.key, location, value)
+            else:
+                box = None
+                wanted = plan([access.node])
+                if wanted:
+                    values = yield from link.fetch([(base, text) for _, base, text in wanted])
+                    for (node, _, _), landed in zip(wanted, values, strict=True):
+                        node.settle(landed)
+                visit.value = access.node.evaluate()
+                visit.box = None
+            self.pending = None
+            del access
+            yield from self._go(box)
+
+    # --- turns and ends -----------------------------------------------------------------------
+
+    def advance(self) -> Steps:
+        """A turn of the request has opened here, or the request has ended."""
+        yield from self._reporting(self._advance())
+
+    def _advance(self) -> Steps:
+        while True:
+            yield None
+            move = self.seat.go_on()
+            if move is Move.STAY:
+                return
+            if move is Move.WAIT:
+                yield from self.link.wait(list(self.seat.pulls))
+                self.seat.take()
+                yield from self._go(None)
+            else:
+                access, self.held = self.held, None
+                assert access is not None
+                passed = self._passed(access)
+                yield None
+                verdict = self.seat.retry(passed=passed)
+                yield from self._settle((yield from self._apply(verdict, access)))
+
+    def abandon(self, error: str) -> Steps:
+        """Another rank ended this worker."""
+        self.told = True
+        self.end(BlockRaised(error))
+        self._unfinished = None
+        self._plan = []
+        self.seat.take()
+        yield from self.link.finish(self.worker)
+
+    def unwind(self) -> None:
+        """The request is over: a worker that still waits ends as nnsight ends it."""
+        if not self.alive or self.exception is not None:
+            return
+        if self.pending is None and self.held is None:
+            self.how = "stuck"  # in a force: the end of the request completes every one of those
+        elif self.iteration == 0:
+            self.end(OutOfOrder("order"))
+        else:
+            self.how = "cut"
+        self.alive = False
+        self._running.close()
+
+
+def ending(error: Exception) -> str:
+    """How a block that ended with ``error`` ended, in a word."""
+    match error:
+        case BlockStopped():
+            return "stop"
+        case OutOfOrder():
+            return "order"
+        case BlockRaised():
+            return str(error) if ":" in str(error) else f"raise:{error}"
+    return f"{type(error).__name__}: {error}"
+
+
+def plan(nodes: list[Node]) -> list[tuple[Node, Base, str]]:
+    """What to pull for these nodes: (the node that the answer settles, the base, the expression)."""
+    found: list[tuple[Node, Base, str]] = []
+    for node in nodes:
+        if node.value is not None:
+            continue
+        shipped = node.shipped()
+        if shipped is not None:
+            assert shipped[0].base is not None
+            found.append((node, shipped[0].base, shipped[1]))
+        else:
+            for leaf in node.unsettled():
+                assert leaf.base is not None
+                found.append((leaf, leaf.base, ""))
+    return found

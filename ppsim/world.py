@@ -1,0 +1,325 @@
+"""P x T ranks in one process, under one scheduler that owns everything that could go either way.
+
+A *task* is a thread: each rank's forward, each rank's listener to each peer, the engine, a fault
+that waits to strike. Tasks are generators; one event is one task running to its next yield, which is
+where a real thread lets a lock go, sends, or waits. A *strategy* chooses which runnable task moves.
+Nothing else in a run is free: a message is late because its listener was not chosen.
+
+A run ends when no task can move. If that is before every request was answered, it is a hang, and
+[`World.report`][ppsim.world.World.report] prints who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ppcore.core import Core
+from ppcore.messages import Message, spell
+
+from . import cases
+from .cases import Case
+from .engine import Engine
+from .failures import Crash, Failure, Liveness
+from .link import Wait
+from .properties import Properties
+from .rank import Rank
+
+#: Events after which a run counts as one that does not end.
+LIMIT = 60_000
+
+
+class Task:
+    """A thread.
+
+    Attributes:
+        name: ``f1.0`` the forward of stage 1, column 0; ``l1.0<0`` its listener to stage 0;
+            ``engine``; ``die1.0`` a fault.
+        wait: what it waits for; None while it can move.
+    """
+
+    __slots__ = ("done", "generator", "name", "number", "steps", "wait")
+
+    def __init__(self, number: int, name: str, generator: Generator[Wait, None, None]) -> None:
+        self.number = number
+        self.name = name
+        self.generator = generator
+        self.wait: Wait = None
+        self.done = False
+        self.steps = 0
+
+
+class Strategy(Protocol):
+    """Chooses which task moves; see `ppsim.strategies`."""
+
+    def choose(self, world: World) -> int:
+        """The position in ``world.runnable`` of the task that moves."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something to draw: an event of the protocol, where and when."""
+
+    event: int
+    kind: str
+    stage: int
+    column: int
+    peer: int
+    text: str
+
+
+class World:
+    """One run of a case.
+
+    Attributes:
+        runnable: the tasks that can move, in an order that depends on the run alone.
+        hash: of everything that happened so far.
+        schedule: the names of the tasks that moved, where ``record`` is set.
+        notes: what to draw, where ``record`` is set.
+    """
+
+    def __init__(self, case: Case, *, record: bool = False, limit: int = LIMIT) -> None:
+        self.case = case
+        self.requests = {request.name: request for request in case.requests}
+        self.visits = cases.visits(case)
+        self.record = record
+        self.limit = limit
+        self.schedule: list[str] = []
+        self.notes: list[Note] = []
+        self.events = 0
+        self.hash = 0
+        self.failure: Failure | None = None
+        self.dead: set[tuple[int, int]] = set()
+        self._broken: set[tuple[int, int]] = set()
+        self._gathers: dict[tuple[int, int], dict[int, str]] = {}
+        self._mark = 0
+        self.properties = Properties(self)
+        plan, homes = cases.schedule(case), cases.homes(case)
+        self.ranks: dict[tuple[int, int], Rank] = {}
+        for column in range(case.columns):
+            for stage in range(case.stages):
+                core = Core(stage, plan, homes)
+                self.ranks[stage, column] = Rank(self, case, core, stage, column)
+        self.channels: dict[tuple[int, int, int], deque[tuple[Message | None, int | None]]] = {}
+        self.engine = Engine(self, case.batching)
+        self.tasks: list[Task] = []
+        self.runnable: list[Task] = []
+        self._engine_task = self._task("engine", self.engine.run())
+        self._forwards: dict[tuple[int, int], Task] = {}
+        self._listeners: dict[tuple[int, int, int], Task] = {}
+        for (stage, column), rank in self.ranks.items():
+            self._forwards[stage, column] = self._task(f"f{stage}.{column}", rank.forward())
+        for stage, column in self.ranks:
+            for peer in range(case.stages):
+                if peer != stage:
+                    self.channels[peer, stage, column] = deque()
+                    name = f"l{stage}.{column}<{peer}"
+                    listener = self._listen(stage, column, peer)
+                    self._listeners[peer, stage, column] = self._task(name, listener)
+        for fault in case.faults:
+            if fault.kind == "die":
+                where = (fault.stage, fault.column)
+                self._task(f"die{fault.stage}.{fault.column}", self._death(where, fault.at))
+
+    def rank(self, stage: int, column: int) -> Rank:
+        """The rank at (stage, column)."""
+        return self.ranks[stage, column]
+
+    # --- running ------------------------------------------------------------------------------
+
+    def _task(self, name: str, generator: Generator[Wait, None, None]) -> Task:
+        task = Task(len(self.tasks), name, generator)
+        self.tasks.append(task)
+        self.runnable.append(task)
+        return task
+
+    def run(self, strategy: Strategy) -> World:
+        """Run to the end; what went wrong, if anything did, is in ``failure`` afterwards."""
+        runnable, choose = self.runnable, strategy.choose
+        try:
+            while runnable:
+                if self.events >= self.limit:
+                    raise Liveness("ends", f"still running after {self.limit} events")
+                self.step(choose(self))
+            self.properties.at_rest()
+        except Failure as failure:
+            self.failure = failure
+        except Exception as error:  # the code under test failed by itself
+            self.failure = Crash("crash", f"{type(error).__name__}: {error}", error)
+        finally:
+            for task in self.tasks:
+                task.generator.close()
+        return self
+
+    def step(self, position: int) -> None:
+        """One event: the task at this position of ``runnable`` moves."""
+        runnable = self.runnable
+        task = runnable[position]
+        self.events += 1
+        task.steps += 1
+        if self.record:
+            self.schedule.append(task.name)
+        self._mark = 0
+        try:
+            wait = task.generator.send(None)
+        except StopIteration:
+            task.done = True
+            self._drop(task)
+        else:
+            if wait is not None and not wait():
+                task.wait = wait
+                self._drop(task)
+        self.hash = hash((self.hash, task.number, self._mark, len(runnable)))
+
+    def _drop(self, task: Task) -> None:
+        if task in self.runnable:
+            self.runnable.remove(task)
+
+    def _wake(self, task: Task) -> None:
+        if task.wait is not None and task.wait():
+            task.wait = None
+            self.runnable.append(task)
+
+    # --- what tasks tell each other -----------------------------------------------------------
+
+    def stirred(self, stage: int, column: int) -> None:
+        """Something changed on a rank: its forward may have waited for that."""
+        task = self._forwards[stage, column]
+        if task.wait is not None:
+            self._wake(task)
+
+    def stir_engine(self) -> None:
+        """Something that the engine may wait for happened."""
+        self._wake(self._engine_task)
+
+    def commanded(self) -> None:
+        """There is a new command."""
+        for task in self._forwards.values():
+            self._wake(task)
+
+    def send(
+        self, stage: int, column: int, peer: int, message: Message, token: int | None
+    ) -> None:
+        """Put a message into the channel to ``peer``."""
+        self.properties.sent(stage, column, peer, message)
+        self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
+        if self.record:
+            self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
+        self.channels[stage, peer, column].append((message, token))
+        self._wake(self._listeners[stage, peer, column])
+
+    def _listen(self, stage: int, column: int, peer: int) -> Generator[Wait, None, None]:
+        channel = self.channels[peer, stage, column]
+        link = self.ranks[stage, column].link
+
+        def arrived() -> bool:
+            return bool(channel)
+
+        while True:
+            if not channel:
+                yield arrived
+                continue
+            message, token = channel.popleft()
+            if message is None:
+                yield from link.peer_died(peer, "connection lost")
+                return
+            if self.record:
+                self.notes.append(
+                    Note(self.events, "take", stage, column, peer, spell(message))
+                )
+            yield from link.take(peer, message, token)
+            yield None
+
+    def hand_on(self, stage: int, column: int, states: dict[str, int]) -> None:
+        """A stage's hidden states go to the next one."""
+        self.ranks[stage + 1, column].inbox.append(states)
+        self._wake(self._forwards[stage + 1, column])
+
+    def gather(self, stage: int, column: int, number: int, location: str) -> None:
+        """A column takes part in its stage's ``number``-th collective."""
+        joined = self._gathers.setdefault((stage, number), {})
+        joined[column] = location
+        if len(set(joined.values())) > 1:
+            raise Liveness(
+                "columns-agree", f"the columns of stage {stage} gather different values: {joined}"
+            )
+        for other in range(self.case.columns):
+            self._wake(self._forwards[stage, other])
+
+    def gathered(self, stage: int, number: int) -> bool:
+        """Whether every column of the stage has joined."""
+        return len(self._gathers[stage, number]) == self.case.columns
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def _death(self, where: tuple[int, int], at: int) -> Generator[Wait, None, None]:
+        for _ in range(at):
+            yield None
+        stage, column = where
+        self.dead.add(where)
+        for task in self.tasks:
+            mine = (f"f{stage}.{column}", f"l{stage}.{column}<")
+            if task.name == mine[0] or task.name.startswith(mine[1]):
+                task.done = True
+                task.wait = None
+                self._drop(task)
+        if self.record:
+            self.notes.append(Note(self.events, "die", stage, column, stage, "dies"))
+        for peer in range(self.case.stages):
+            if peer != stage:
+                self.channels[stage, peer, column].append((None, None))
+                self._wake(self._listeners[stage, peer, column])
+        self._engine_down()
+
+    def broken(self, stage: int, column: int) -> None:
+        """A rank gave a round up because of a rank that is gone."""
+        self._broken.add((stage, column))
+        self._engine_down()
+
+    def _engine_down(self) -> None:
+        self.engine.dead = True
+        self.stir_engine()
+        for task in self._forwards.values():
+            self._wake(task)
+
+    def severed(self, stage: int, column: int) -> bool:
+        """Whether what this rank's forward needs of other forwards will never come."""
+        gone = self.dead | self._broken
+        if (stage - 1, column) in gone:
+            return True
+        return any((stage, other) in gone for other in range(self.case.columns))
+
+    # --- reports ------------------------------------------------------------------------------
+
+    def report(self) -> str:
+        """Who waits for what: the rank, its round, its place, its protocol waits."""
+        lines: list[str] = []
+        for (stage, column), rank in self.ranks.items():
+            if (stage, column) in self.dead:
+                lines.append(f"rank {(stage, column)}: dead")
+                continue
+            forward = self._forwards[stage, column]
+            doing = "ended" if forward.done else "waits" if forward.wait else "can move"
+            lines.append(f"rank {(stage, column)}: round {rank.core.round}, forward {doing}")
+            lines += [f"  {line}" for line in rank.core.waits()]
+            for name, workers in rank.carried.items():
+                for worker in workers:
+                    if worker.alive:
+                        parked = worker.pending or worker.held
+                        what = parked.location if parked else f"pulls {worker.seat.pulls}"
+                        clock = rank.core.clock(worker.worker) if name in rank.core.requests else "-"
+                        lines.append(f"  worker {worker.worker} at {clock} parked on {what}")
+        for (peer, stage, column), channel in self.channels.items():
+            if channel:
+                lines.append(f"channel {peer}->{stage} (column {column}): {len(channel)} messages")
+        return "\n".join(lines)
+
+
+def run(case: Case, strategy: Strategy, *, record: bool = False, limit: int = LIMIT) -> World:
+    """Run a case under a strategy."""
+    return World(case, record=record, limit=limit).run(strategy)
+
+
+Predicate = Callable[[], bool]
