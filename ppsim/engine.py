@@ -112,6 +112,7 @@ class Engine:
             else:
                 yield lambda: bool(self._results) or self.dead
         if self.dead:
+            yield self.world.settled
             left = tuple(name for name, p in self.progress.items() if not p.over and p.rounds)
             if left:
                 for name in left:

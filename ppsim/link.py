@@ -197,6 +197,8 @@ class Link:
                 self.landed.pop(number, None)
                 self.refused.pop(number, None)
                 self.origins.pop(number, None)
+                # An answer that comes from now on is nobody's: without this it would stay for ever.
+                self.core._asked.pop(number, None)
         if released:
             yield None
             yield from self.carry_out(self.core.release(released))

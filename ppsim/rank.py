@@ -55,6 +55,7 @@ class Rank:
         self.visits = world.visits[stage]
         self.inbox: list[dict[str, int]] = []
         self.commands = 0
+        self.idle = False
         self.collectives = 0
         self.endings: dict[str, dict[str, str]] = {}
 
@@ -63,7 +64,10 @@ class Rank:
         commands = self.world.engine.commands
         while True:
             if self.commands >= len(commands):
+                self.idle = True
+                self.world.stir_engine()
                 yield lambda: self.commands < len(commands)
+            self.idle = False
             command = commands[self.commands]
             self.commands += 1
             if isinstance(command, Round):
@@ -71,6 +75,7 @@ class Rank:
                     yield from self.round(command)
                 except EngineDied:
                     self.world.broken(self.stage, self.column)
+                    return
             elif isinstance(command, Collect):
                 for name in command.requests:
                     yield from self.collect(name)
@@ -99,6 +104,8 @@ class Rank:
             yield from self._go_on(worker)
         states = command.inputs if self.stage == 0 else (yield from self._receive())
         states = yield from self._visit_all(dict(states), batch)
+        if self.case.columns > 1:
+            yield from self._collective("forward")
         if not self.last:
             self.world.hand_on(self.stage, self.column, states)
             states = {}
@@ -227,6 +234,10 @@ class Rank:
                 yield from worker.handle("result", result)
         for worker in workers:
             worker.unwind()
+            if worker.started:
+                # What a peer asks for and this worker never got to is answered never, before this
+                # rank waits for that peer.
+                yield from self.link.finish(worker.worker)
         error, own = None, False
         for worker in workers:
             failure = worker.exception
@@ -283,6 +294,7 @@ class Rank:
                         node = found[label][position].node
                         wanted = plan([node])
                         if wanted:
+                            self.world.properties.ships(self, label)
                             values = yield from self.link.fetch([(b, t) for _, b, t in wanted])
                             for (settled, _, _), value in zip(wanted, values, strict=True):
                                 settled.settle(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ppcore.core import Available, Verdict
 from ppcore.errors import PPError
 from ppcore.messages import Key, Worker
-from ppcore.schedule import Place
+from ppcore.schedule import REPLICATED, Place
 from ppcore.seat import Move, Seat
 
 from .blocks import Access, BlockRaised, BlockStopped, Force, Frame, OutOfOrder, Use, Want
@@ -274,7 +274,7 @@ class Seated(Frame):
             assert access is not None and decision is not None
             self.hit()
             known = link.core.knows(location)
-            if known:
+            if known or location in REPLICATED:
                 yield None
                 link.core.served(self.worker, decision.place)
                 self._seen = {}

@@ -12,9 +12,9 @@ A run ends when no task can move. If that is before every request was answered, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ppcore.core import Core
 from ppcore.messages import Message, spell
@@ -92,7 +92,6 @@ class World:
         self.hash = 0
         self.failure: Failure | None = None
         self.dead: set[tuple[int, int]] = set()
-        self._broken: set[tuple[int, int]] = set()
         self._gathers: dict[tuple[int, int], dict[int, str]] = {}
         self._mark = 0
         self.properties = Properties(self)
@@ -230,7 +229,8 @@ class World:
                     Note(self.events, "take", stage, column, peer, spell(message))
                 )
             yield from link.take(peer, message, token)
-            yield None
+            if channel:
+                yield None
 
     def hand_on(self, stage: int, column: int, states: dict[str, int]) -> None:
         """A stage's hidden states go to the next one."""
@@ -257,14 +257,19 @@ class World:
     def _death(self, where: tuple[int, int], at: int) -> Generator[Wait, None, None]:
         for _ in range(at):
             yield None
+        self._kill(where)
+
+    def _kill(self, where: tuple[int, int]) -> None:
         stage, column = where
+        if where in self.dead:
+            return
         self.dead.add(where)
-        for task in self.tasks:
-            mine = (f"f{stage}.{column}", f"l{stage}.{column}<")
-            if task.name == mine[0] or task.name.startswith(mine[1]):
-                task.done = True
-                task.wait = None
-                self._drop(task)
+        forward = self._forwards[where]
+        gone = [self._listeners[p, stage, column] for p in range(self.case.stages) if p != stage]
+        for task in (forward, *gone):
+            task.done = True
+            task.wait = None
+            self._drop(task)
         if self.record:
             self.notes.append(Note(self.events, "die", stage, column, stage, "dies"))
         for peer in range(self.case.stages):
@@ -274,9 +279,8 @@ class World:
         self._engine_down()
 
     def broken(self, stage: int, column: int) -> None:
-        """A rank gave a round up because of a rank that is gone."""
-        self._broken.add((stage, column))
-        self._engine_down()
+        """A rank's forward failed because of a rank that is gone: that ends its process too."""
+        self._kill((stage, column))
 
     def _engine_down(self) -> None:
         self.engine.dead = True
@@ -286,10 +290,14 @@ class World:
 
     def severed(self, stage: int, column: int) -> bool:
         """Whether what this rank's forward needs of other forwards will never come."""
-        gone = self.dead | self._broken
+        gone = self.dead
         if (stage - 1, column) in gone:
             return True
         return any((stage, other) in gone for other in range(self.case.columns))
+
+    def settled(self) -> bool:
+        """Whether every rank that lives has nothing left to do."""
+        return all(rank.idle for where, rank in self.ranks.items() if where not in self.dead)
 
     # --- reports ------------------------------------------------------------------------------
 
@@ -302,7 +310,8 @@ class World:
                 continue
             forward = self._forwards[stage, column]
             doing = "ended" if forward.done else "waits" if forward.wait else "can move"
-            lines.append(f"rank {(stage, column)}: round {rank.core.round}, forward {doing}")
+            at = "" if forward.done else f" in {_innermost(forward.generator)}"
+            lines.append(f"rank {(stage, column)}: round {rank.core.round}, forward {doing}{at}")
             lines += [f"  {line}" for line in rank.core.waits()]
             for name, workers in rank.carried.items():
                 for worker in workers:
@@ -322,4 +331,12 @@ def run(case: Case, strategy: Strategy, *, record: bool = False, limit: int = LI
     return World(case, record=record, limit=limit).run(strategy)
 
 
-Predicate = Callable[[], bool]
+def _innermost(generator: Any) -> str:
+    """Where a suspended thread stands: the function that waits, and its line."""
+    while getattr(generator, "gi_yieldfrom", None) is not None:
+        inner = generator.gi_yieldfrom
+        if not hasattr(inner, "gi_frame"):
+            break
+        generator = inner
+    frame = generator.gi_frame
+    return f"{generator.__name__}:{frame.f_lineno}" if frame is not None else "?"

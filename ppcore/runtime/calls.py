@@ -18,7 +18,7 @@ from ..core import ALWAYS, STATIC, Available
 from ..errors import BlockError
 from ..messages import Key, Worker
 from . import lazy
-from .interleaver import PPInterleaver, Shape, Template
+from .interleaver import PPInterleaver, Rows, Shape, Template
 from .lazy import Base, LazyTensor
 from .stubs import ModuleInfo, is_stub
 
@@ -88,7 +88,7 @@ class Calls:
         after += [Available(clock.turn, stage) for stage in stages]
         when = core.available(owner, clock.turn, after)
         base = Base(link, key, path, owner, when)
-        return template.lazies(base, self.interleaver.rows(mediator), link.device)
+        return template.lazies(base, Rows(0, 0, 0), link.device)  # its extents are all known
 
     def parameter(self, mediator: PPMediator, path: str, name: str, info: ModuleInfo) -> LazyTensor:
         """A worker reads a parameter of a module that another stage holds."""

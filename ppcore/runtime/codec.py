@@ -62,6 +62,8 @@ def _encode(value: Any, out: bytearray) -> None:
     elif isinstance(value, bool):
         out += b"T" if value else b"F"
     elif isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise TypeError(f"an int of {value.bit_length()} bits cannot cross between stages")
         out += b"i" + _I64.pack(value)
     elif isinstance(value, float):
         out += b"f" + _F64.pack(value)
@@ -83,8 +85,8 @@ def _encode(value: Any, out: bytearray) -> None:
 
 def _encode_tensor(tensor: torch.Tensor, out: bytearray) -> None:
     name = _NAMES.get(tensor.dtype)
-    if name is None:
-        raise TypeError(f"a tensor of {tensor.dtype} cannot cross between stages")
+    if name is None or tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot cross between stages")
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -109,6 +111,8 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         value, position = _decode(view, 0, 0)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise ValueError("a value that ends early") from error
+    except (TypeError, RuntimeError) as error:  # a list as a key; extents that torch cannot count
+        raise ValueError(f"not a value: {error}") from error
     if position != len(view):
         raise ValueError(f"{len(view) - position} bytes follow the value")
     return value

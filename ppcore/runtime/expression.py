@@ -33,7 +33,8 @@ def of_leaf(path: tuple) -> str:
 
 def is_view(node: Node) -> bool:
     """Whether the node lies in memory that a leaf of an access owns."""
-    return node.family is not None and any(source.family is node.family for source in node.inputs)
+    sources = node.inputs[0].inputs if node.output else node.inputs
+    return node.family is not None and any(source.family is node.family for source in sources)
 
 
 def shipped(node: Node) -> tuple[Base, str] | None:

@@ -191,7 +191,6 @@ class PPInterleaver(Interleaver):
         counts = {location: schedule.local_count(location, stage) for location in set(visits)}
         self.foreign = frozenset(location for location, count in counts.items() if not count)
         self.spanning = spanning
-        self.sequences = 0
         self.counts.clear()
 
     def visited(self, location: str) -> int:
@@ -203,16 +202,6 @@ class PPInterleaver(Interleaver):
         self._at_open = dict(self.counts)
 
     _at_open: dict[str, int] = {}
-
-    def rows(self, mediator: Any) -> Rows:
-        """How many rows ``mediator`` has in this step."""
-        group = mediator.batch_group
-        return Rows(group[1] if group else 0, self.sequences, self.total)
-
-    @property
-    def total(self) -> int:
-        """Tokens of this step."""
-        return self.batcher.total
 
     def parameter(self, path: str, name: str, info: Any) -> Any:
         """A parameter of a module that another stage holds, for the worker that runs now."""

@@ -14,13 +14,14 @@ Aliasing
 --------
 ``h = x[0]; h[:] = 0`` changes ``x``. Nodes that share memory form a *family* (found by running each
 operation on meta tensors and comparing storages). A mutation is recorded with its place in program
-order. When a member is needed, the operations of the family are executed in that order on the one
-real tensor, so torch itself does the aliasing; a value derived *before* a mutation is computed
-before it.
+order. When data is here, everything recorded that needs no other data is executed in that order
+on the one real tensor (*replayed*), so torch itself does the aliasing; what was derived *before* a
+mutation is computed before it, or keeps a copy of what it still has to read.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
@@ -77,17 +78,23 @@ class Base:
 
 
 class Family:
-    """Nodes that share memory, with the mutations of it in program order."""
+    """Nodes that share memory, with the mutations of it in program order.
 
-    __slots__ = ("members", "mutations", "readers", "storage")
+    Once a family is real and has no mutations left, plain torch tensors over its memory may be in
+    the block's hands; from then on a mutation is run at once and never recorded.
+    """
+
+    __slots__ = ("members", "mutations", "readers", "real", "storage")
 
     def __init__(self, meta: torch.Tensor) -> None:
         self.storage = meta.untyped_storage()
+        # Whether the memory is here.
+        self.real = False
         # Not yet executed.
         self.mutations: list[Node] = []
         # Unexecuted nodes that read this memory into memory of their own.
         self.readers: weakref.WeakSet[Node] = weakref.WeakSet()
-        # Nodes in this memory, for invalidating what was pulled by expression.
+        # Nodes in this memory.
         self.members: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
@@ -95,14 +102,15 @@ class Node:
     """One recorded operation, or one leaf of a remote access.
 
     Attributes:
-        value: the executed result; once set, the recorded part is gone.
+        value: the executed result, once ``done``; the recorded part is gone then.
         cache: a view that was pulled by itself: right until its family is mutated.
+        target: the family that this operation writes into, for a mutation.
         output: for one tensor of an operation with several, the path to it.
     """
 
     __slots__ = (
-        "__weakref__", "args", "base", "cache", "device", "executed", "family", "function", "inputs",
-        "kwargs", "leaf", "meta", "output", "sequence", "value",
+        "__weakref__", "args", "base", "cache", "device", "done", "family", "function", "inputs",
+        "kwargs", "leaf", "meta", "output", "sequence", "target", "value",
     )  # fmt: skip
 
     def __init__(self, meta: Any, device: torch.device, family: Family | None) -> None:
@@ -119,14 +127,22 @@ class Node:
         self.leaf: tuple = ()
         self.value: Any = None
         self.cache: Any = None
-        self.executed = False
+        self.done = False
+        self.target: Family | None = None
         if family is not None:
             family.members.add(self)
 
+    @property
+    def executed(self) -> bool:
+        """Whether ``value`` is what the block sees: it is here, and no mutation of it is pending."""
+        return self.done and not (self.family is not None and self.family.mutations)
+
     def settle(self, value: Any) -> None:
         """The result is here: forget how to get it."""
-        self.value, self.executed = value, True
+        self.value, self.done = value, True
         self.cache = None
+        if self.family is not None:
+            self.family.real = True
         self.function, self.args, self.kwargs, self.inputs, self.base = None, (), {}, [], None
 
 
@@ -321,14 +337,20 @@ def record(function: Any, args: tuple, kwargs: dict) -> Any:
     name = ops.plain_name(function)
     if name == "__get__":
         return _property(function.__self__.__name__, args[0])
-    if name in ops.FACTORIES or (name in ops.LIKE_OTHER and not isinstance(args[0], LazyTensor)):
-        return _like(function, args, kwargs, name)
+    if name in ops.FACTORIES:
+        return _factory(function, args, kwargs)
+    if name in ops.LIKE_OTHER:
+        function, args, kwargs = _like_other(name, function, args, kwargs)
+        if not isinstance(args[0], LazyTensor):
+            return function(*args, **kwargs)
 
     involved = lazies((args, kwargs))
-    if not any(is_lazy(lazy) for lazy in involved):
-        return _run(function, args, kwargs)
     if ops.mutates(function, kwargs):
         return _mutate(function, args, kwargs, involved)
+    if not any(is_lazy(lazy) for lazy in involved):
+        return _run(function, args, kwargs)
+    if torch.is_autocast_enabled(involved[0].node.device.type):
+        return _run(function, args, kwargs)  # the recorded operation would run outside of it
     if name in ops.RANDOM or name in ("equal", "allclose"):
         return _run(function, args, kwargs)
     if function is torch.Tensor.to:
@@ -349,8 +371,14 @@ def record(function: Any, args: tuple, kwargs: dict) -> Any:
 
 def _run(function: Any, args: tuple, kwargs: dict) -> Any:
     """Run for real, now."""
+    found = lazies((args, kwargs))
     args, kwargs = resolve((args, kwargs))
-    return function(*args, **kwargs)
+    result = function(*args, **kwargs)
+    if isinstance(result, torch.Tensor):
+        for lazy in found:
+            if result is _real(lazy):
+                return lazy  # torch answered with its argument
+    return result
 
 
 def _property(name: str, tensor: LazyTensor) -> Any:
@@ -368,14 +396,26 @@ def _property(name: str, tensor: LazyTensor) -> Any:
     return getattr(node.meta, name)
 
 
-def _like(function: Any, args: tuple, kwargs: dict, name: str) -> Any:
-    """Run what needs only the metadata of one argument, and the data of the others."""
-    if name in ops.LIKE_OTHER:
-        return function(args[0], *_blank(args[1:]), **_blank(kwargs))
+def _factory(function: Any, args: tuple, kwargs: dict) -> Any:
+    """Run ``zeros_like(lazy)`` and its kind: metadata of the model, data of the other arguments."""
     if args:
         return function(_blank(args[0]), *resolve(args[1:]), **resolve(kwargs))
     rest = {key: value for key, value in kwargs.items() if key != "input"}
     return function(input=_blank(kwargs["input"]), **resolve(rest))
+
+
+def _like_other(name: str, function: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
+    """The same call without the tensor whose metadata alone it needs."""
+    other = kwargs.get("other", args[1] if len(args) > 1 else None)
+    if not isinstance(other, torch.Tensor):
+        return function, args, kwargs
+    kwargs = {key: value for key, value in kwargs.items() if key != "other"}
+    mine, rest = args[0], args[2:]
+    if name in ("to", "type_as"):
+        move = () if _same_device(mine.device, other.device) else (other.device,)
+        return torch.Tensor.to, (mine, *move, other.dtype, *rest), kwargs
+    plain = {"view_as": "view", "expand_as": "expand", "reshape_as": "reshape"}[name]
+    return getattr(torch.Tensor, plain), (mine, other.shape), kwargs
 
 
 def _blank(value: Any) -> Any:
@@ -420,7 +460,8 @@ def _on_meta(function: Any, args: tuple, kwargs: dict) -> Any:
 
     def to_meta(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, LazyTensor):
-            return tensor.node.value.to("meta") if tensor.node.executed else tensor.node.meta
+            node = tensor.node
+            return node.value.to("meta") if node.executed else node.meta
         return tensor.to("meta")
 
     with _NO_FUNCTION():
@@ -479,29 +520,34 @@ def _operation(
 ) -> Node:
     single = isinstance(result, torch.Tensor)
     node = Node(result, device, _family(result, involved) if single else None)
+    _describe(node, function, args, kwargs, involved)
+    return node
+
+
+def _describe(
+    node: Node, function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]
+) -> None:
+    """Record in ``node`` what it has to run."""
     node.function = function
     node.args, node.kwargs = map_tensors((args, kwargs), _snapshot)
-    node.inputs = [lazy.node for lazy in involved if not lazy.node.executed]
+    node.inputs = list(dict.fromkeys(lazy.node for lazy in involved if is_lazy(lazy)))
     for source in node.inputs:
-        if source.family is not None and source.family is not node.family:
+        if source.family is not None and source.family not in (node.family, node.target):
             source.family.readers.add(node)
-    return node
 
 
 def _snapshot(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
     """A real argument as it is now: the engine reuses activation buffers, blocks edit in place."""
-    if isinstance(tensor, LazyTensor):
+    if is_lazy(tensor) or isinstance(tensor, torch.nn.Parameter):
         return tensor
-    if isinstance(tensor, torch.nn.Parameter):
-        return tensor
-    return tensor.clone()
+    return _real(tensor).clone()
 
 
 def _family(meta: torch.Tensor, involved: list[LazyTensor]) -> Family:
     storage = meta.untyped_storage()._cdata
     for lazy in involved:
         family = lazy.node.family
-        if not lazy.node.executed and family is not None and family.storage._cdata == storage:
+        if is_lazy(lazy) and family is not None and family.storage._cdata == storage:
             return family
     return Family(meta)
 
@@ -518,25 +564,43 @@ def _mutate(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]
     target = out if out is not None else args[0]
     if not isinstance(target, LazyTensor):
         return _run(function, args, kwargs)  # into a real tensor: the data is needed now
-    node = target.node
-    if node.executed:
-        for reader in sorted(node.family.readers if node.family else (), key=lambda n: n.sequence):
-            materialize([reader])
+    node, family = target.node, target.node.family
+    assert family is not None
+    if (family.real and not family.mutations) or _memory_overlaps(node, involved):
         return _run(function, args, kwargs)
     result = _on_meta(function, args, kwargs)  # raises what torch would
-    family = node.family
-    assert family is not None
     operation = Node(result, node.device, None)
-    operation.function = function
-    operation.args, operation.kwargs = map_tensors((args, kwargs), _snapshot)
-    operation.inputs = [lazy.node for lazy in involved if not lazy.node.executed]
-    for source in operation.inputs:
-        if source.family is not None and source.family is not family:
-            source.family.readers.add(operation)
+    operation.target = family
+    _describe(operation, function, args, kwargs, involved)
     family.mutations.append(operation)
     for member in family.members:
         member.cache = None
     return target if isinstance(result, torch.Tensor) else result
+
+
+def _memory_overlaps(target: Node, involved: list[LazyTensor]) -> bool:
+    """Whether torch may refuse to write here, which it does not find out without memory."""
+    if any(size > 1 and stride == 0 for size, stride in zip(*_layout(target.meta), strict=True)):
+        return True
+    start, end = _extent(target.meta)
+    for lazy in involved:
+        meta = lazy.node.meta
+        if lazy.node.family is target.family and meta is not target.meta:
+            begins, ends = _extent(meta)
+            same = begins == start and _layout(meta) == _layout(target.meta)
+            if not same and begins < end and start < ends:
+                return True
+    return False
+
+
+def _layout(meta: torch.Tensor) -> tuple[Any, tuple]:
+    return meta.shape, meta.stride()
+
+
+def _extent(meta: torch.Tensor) -> tuple[int, int]:
+    """The first element of the memory that ``meta`` reaches, and the one behind the last."""
+    start = meta.storage_offset()
+    return start, start + 1 + sum((n - 1) * step for n, step in zip(*_layout(meta), strict=True))
 
 
 # --- forcing ----------------------------------------------------------------------------------
@@ -550,7 +614,7 @@ def force(tensor: Any) -> torch.Tensor:
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, LazyTensor):
         node = tensor.node
-        return node.value if node.executed else node.cache
+        return node.value if node.done else node.cache
     return tensor
 
 
@@ -571,18 +635,21 @@ def prefetch(value: Any) -> None:
 
 
 def materialize(wanted: Iterable[Node]) -> None:
-    """Bring the data of ``wanted`` here: pull what moves least, then execute what was recorded."""
+    """Bring the data of ``wanted`` here: pull what moves least, then replay what was recorded."""
     plan, order = _plan(wanted)
     if plan:
         values = plan[0][1].fetcher.fetch([(base, text) for _, base, text in plan])
         for (node, _, _), value in zip(plan, values, strict=True):
-            if node.base is not None or not expression.is_view(node):
+            if node.done:
+                continue  # another worker forced it while this one was parked
+            if node.base is not None:
                 node.settle(value)
-            else:
+            elif expression.is_view(node):
                 node.cache = value
-    for node in order:
-        if not node.executed:
-            _execute(node)
+            else:
+                # The same expression of another node is answered with the same tensor.
+                node.settle(value.clone())
+    _replay([*(node for node, _, _ in plan), *order])
 
 
 def _plan(wanted: Iterable[Node]) -> tuple[list[tuple[Node, Base, str]], list[Node]]:
@@ -605,27 +672,85 @@ def _plan(wanted: Iterable[Node]) -> tuple[list[tuple[Node, Base, str]], list[No
 
 
 def _closure(wanted: list[Node]) -> list[Node]:
-    """Every unexecuted node that has to run for ``wanted``, in program order."""
+    """Every node that has to run for ``wanted`` to be what the block sees now, in program order."""
     needed: dict[int, Node] = {}
-    now = max((node.sequence for node in wanted), default=0)
-    stack = list(wanted)
-    for node in wanted:
-        if node.family is not None and node.family.mutations:
-            now = max(now, node.family.mutations[-1].sequence)
+    # A node, and the point of the program up to which its memory's mutations matter.
+    stack: list[tuple[Node, float]] = [(node, float("inf")) for node in wanted]
     while stack:
-        node = stack.pop()
-        if node.executed or node.cache is not None or node.sequence in needed:
+        node, until = stack.pop()
+        for mutation in node.family.mutations if node.family is not None else ():
+            if mutation.sequence < until and mutation.sequence not in needed:
+                stack.append((mutation, mutation.sequence))
+        if node.done or node.cache is not None or node.sequence in needed:
             continue
         needed[node.sequence] = node
-        stack.extend(node.inputs)
-        families = {id(n.family): n.family for n in (node, *node.inputs) if n.family is not None}
-        for family in families.values():
-            mutations = [m for m in family.mutations if m.sequence <= now]
-            stack.extend(mutations)
-            if mutations:
-                last = mutations[-1].sequence
-                stack.extend(r for r in family.readers if not r.executed and r.sequence < last)
+        for source in node.inputs:
+            alias = source.family is not None and source.family is node.family
+            stack.append((source, until if alias else node.sequence))
     return [needed[sequence] for sequence in sorted(needed)]
+
+
+def _replay(start: Iterable[Node]) -> None:
+    """Execute ``start``, and all that follows from it and needs no data that is not here.
+
+    In program order: whatever a node depends on was recorded before it.
+    """
+    heap = [(node.sequence, node) for node in dict.fromkeys(start)]
+    heapq.heapify(heap)
+    queued = {sequence for sequence, _ in heap}
+    while heap:
+        _, node = heapq.heappop(heap)
+        if not node.done and not _try(node):
+            continue
+        for family in (node.family, node.target):
+            if family is None:
+                continue
+            for follower in (*family.members, *family.mutations, *family.readers):
+                if not follower.done and follower.sequence not in queued:
+                    queued.add(follower.sequence)
+                    heapq.heappush(heap, (follower.sequence, follower))
+
+
+def _try(node: Node) -> bool:
+    """Execute ``node`` if everything it reads is here; whether it was."""
+    if node.base is not None:
+        return False
+    ready, here = True, []
+    for source in node.inputs:
+        family = source.family
+        if family is not None and family is not node.family:
+            blocked = any(mutation.sequence < node.sequence for mutation in family.mutations)
+        else:
+            blocked = False
+        if blocked or not (source.done or source.cache is not None):
+            ready = False
+        elif source.done:
+            here.append(source)
+    if ready:
+        _execute(node)
+    else:
+        _detach(node, here)
+    return ready
+
+
+def _detach(node: Node, here: list[Node]) -> None:
+    """Let ``node``, which cannot run yet, keep what it reads of memory that is about to change."""
+    kept: dict[Node, Node] = {}
+    for source in here:
+        family = source.family
+        if family is not None and family not in (node.family, node.target):
+            copied = Node(source.meta, source.device, None)
+            copied.settle(source.value.clone())
+            kept[source] = copied
+            family.readers.discard(node)
+
+    def keep(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
+        found = kept.get(tensor.node) if isinstance(tensor, LazyTensor) else None
+        return LazyTensor.of(found) if found is not None else tensor
+
+    if kept:
+        node.args, node.kwargs = map_tensors((node.args, node.kwargs), keep)
+        node.inputs = [source for source in node.inputs if source not in kept]
 
 
 def _execute(node: Node) -> None:
@@ -635,8 +760,6 @@ def _execute(node: Node) -> None:
             return
         args, kwargs = map_tensors((node.args, node.kwargs), lambda path, tensor: _real(tensor))
         result = node.function(*args, **kwargs)  # type: ignore[misc]
-        families = {id(source.family): source.family for source in node.inputs}
-        for family in families.values():
-            if family is not None and node in family.mutations:
-                family.mutations.remove(node)
+        if node.target is not None:
+            node.target.mutations.remove(node)
     node.settle(result)

@@ -27,7 +27,7 @@ from .link import Forcing
 from .threadstate import Draws, Kept, may_draw
 
 if TYPE_CHECKING:
-    from .interleaver import PPInterleaver
+    from .interleaver import PPInterleaver, Rows
     from .link import Link
 
 #: What a worker is parked on, to nnsight, when the model can do nothing for it.
@@ -62,6 +62,7 @@ class PPMediator(Mediator):
         adopted.held = None
         adopted._resume_with = None
         adopted._seen = {}
+        adopted._rows = {}
         draws = None
         if may_draw(mediator.code, mediator.lcls):
             draws = Draws(zlib.crc32(str(worker).encode()))
@@ -71,7 +72,10 @@ class PPMediator(Mediator):
     # Makes what a fetched read is answered with; None while the worker itself waits in a lazy.
     _resume_with: Callable[[], Any] | None
     # What this worker sees of the visit that its clock stands at: location -> value.
-    _seen: dict[str, Any]
+    _seen: dict[Any, Any]
+    # Turn -> the rows that this worker had in it. A worker may act in a turn after its rank is through
+    # with it: it was parked for a value of a later stage.
+    _rows: dict[int, Rows]
     _state: Kept
 
     # --- nnsight's side -----------------------------------------------------------------------
@@ -232,7 +236,7 @@ class PPMediator(Mediator):
         template = self.interleaver.templates.get(location)
         if template is None:
             return self._fetch(base, slot)
-        value = template.lazies(base, self.interleaver.rows(self), self.link.device)
+        value = template.lazies(base, self._rows[decision.place.turn], self.link.device)
         self._seen[slot] = value
         return None, self._resume(_again(value))
 
@@ -267,6 +271,13 @@ class PPMediator(Mediator):
                 if not self.alive:
                     self.link.finish(self.worker_id)
         return self._resume(found)
+
+    def opened(self, rows: Rows) -> None:
+        """A turn of this worker's request has opened here, in which it has ``rows``."""
+        turn = self.link.core.turn(self.worker_id.request)
+        stands = self.link.core.clock(self.worker_id).turn if self.worker is not None else turn
+        self._rows = {t: found for t, found in self._rows.items() if t >= stands}
+        self._rows[turn] = rows
 
     def advance(self) -> None:
         """A turn of this worker's request has opened here, or the request has ended.

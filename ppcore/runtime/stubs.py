@@ -79,7 +79,7 @@ def _class(path: str) -> type:
         found: Any = importlib.import_module(module_name)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError):
+    except (AttributeError, ImportError, ValueError):
         found = torch.nn.Module
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
         found = torch.nn.Module

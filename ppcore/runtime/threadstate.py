@@ -75,14 +75,19 @@ def _dispatch_modes() -> tuple:
     return tuple(_C._get_dispatch_stack_at(i) for i in range(count)) if count else ()
 
 
-def switch(here: State, to: State, guards: list) -> None:
-    """Make ``to`` this thread's state; ``here`` is what it is now.
+def _set_inference(enabled: bool) -> None:
+    # torch sets inference mode through an object that puts back, when it goes, what it found. Of two
+    # that go in the order they came, the second found what the first had set.
+    first = _C._InferenceMode(enabled)
+    second = _C._InferenceMode(enabled)
+    del first
+    del second
 
-    ``guards`` keeps what must live for as long as the state does: torch sets inference mode through
-    an object that puts the old mode back when it goes.
-    """
+
+def switch(here: State, to: State) -> None:
+    """Make ``to`` this thread's state; ``here`` is what it is now."""
     if here.inference != to.inference:
-        guards.append(_C._InferenceMode(to.inference))
+        _set_inference(to.inference)
     if here.functions != to.functions:
         for _ in range(len(here.functions)):
             _pop_mode()
@@ -184,21 +189,18 @@ class Kept:
         draws: the worker's random generators, if it may draw.
     """
 
-    __slots__ = ("_guards", "_inside", "_outside", "draws")
+    __slots__ = ("_inside", "_outside", "draws")
 
     def __init__(self, draws: Draws | None = None) -> None:
         self.draws = draws
         self._inside: State | None = None
         self._outside: State | None = None
-        self._guards: list = []
 
     def enter(self) -> None:
         """The worker is about to run: remember the forward's state, put back the worker's."""
         self._outside = capture()
         if self._inside is not None and self._inside != self._outside:
-            guards: list = []
-            switch(self._outside, self._inside, guards)
-            self._guards = guards
+            switch(self._outside, self._inside)
         if self.draws is not None:
             self.draws.enter()
 
@@ -209,11 +211,4 @@ class Kept:
             self.draws.leave()
         self._inside = capture()
         if self._inside != self._outside:
-            guards: list = []
-            switch(self._inside, self._outside, guards)
-            self._guards, old = guards, self._guards
-            del old
-            # A guard of an earlier switch may have put its own old mode back as it went.
-            now = capture()
-            if now != self._outside:
-                switch(now, self._outside, self._guards)
+            switch(self._inside, self._outside)

@@ -38,7 +38,7 @@ __all__ = ["EngineError", "EngineProcess"]
 #: What the demo and the tests run on unless told otherwise.
 MODEL_CLASS = "ppcore.vllm:VLLM"
 
-_CUT_SHORT = re.compile(r"'([^'\n]+)' was never reached: the loop asked")
+_CUT_SHORT = re.compile(r"Warning: '([^'\n]+)' was never reached: the loop asked")
 
 
 class EngineError(RuntimeError):
@@ -73,6 +73,8 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: _Pipes | None = None
         self._ready = False
+        #: Died, or did not answer in time: what it would say next is not the answer to what it is asked.
+        self.broken = False
         self._log_read = 0
 
     def __enter__(self) -> EngineProcess:
@@ -145,9 +147,14 @@ class EngineProcess:
         Raises:
             EngineError: the function raised (the message is its traceback), or no answer came.
         """
+        if self.broken:
+            raise EngineError(f"the engine of {self.checkpoint!r} failed earlier; see {self.log}")
         self.wait_ready()
         assert self._connection is not None
-        self._connection.send((function, args, kwargs))
+        try:
+            self._connection.send((function, args, kwargs))
+        except BrokenPipeError:
+            raise self._failed("closed its pipe") from None
         return self._receive(timeout_s, f"{getattr(function, '__name__', function)}")
 
     def warnings(self) -> list[str]:
@@ -169,8 +176,12 @@ class EngineProcess:
 
     # -- ending
 
-    def stop(self, timeout_s: float = 60.0) -> list[int]:
+    def stop(self, timeout_s: float = 60.0, grace_s: float = 10.0) -> list[int]:
         """Stop the engine and everything it started.
+
+        Args:
+            timeout_s: how long the child has to shut its engine down.
+            grace_s: how long its processes have to be gone after that, before they are killed.
 
         Returns:
             The processes that had to be killed because they outlived the engine: empty if all went well.
@@ -183,17 +194,18 @@ class EngineProcess:
             self._connection.send(None)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout_s)
-        grace = time.monotonic() + 10.0
-        while self.processes() and time.monotonic() < grace:
-            time.sleep(0.05)
-        left = self.processes()
+        # Of a child that did not get to shut its engine down, nothing more is to be expected.
+        session = process.pid
+        _wait_until_gone(session, grace_s if process.returncode == 0 else min(grace_s, 2.0))
+        left = list(_session_members(session))
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+        _wait_until_gone(session, 5.0)
         self._connection.close()
         self._process = self._connection = None
-        self._ready = False
+        self._ready = self.broken = False
         return left
 
     def processes(self) -> list[int]:
@@ -220,7 +232,9 @@ class EngineProcess:
         try:
             kind, value = self._connection.receive()
         except EOFError:
-            raise self._failed(f"closed its pipe ({what})") from None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5.0)
+            raise self._failed(f"ended with status {self._process.poll()} ({what})") from None
         if kind == "ok":
             return value
         if not self._ready:
@@ -228,6 +242,7 @@ class EngineProcess:
         raise EngineError(value)
 
     def _failed(self, what: str) -> EngineError:
+        self.broken = True
         return EngineError(
             f"the engine of {self.checkpoint!r} {what}\n{self.log_tail()}\nfull output: {self.log}"
         )
@@ -268,6 +283,12 @@ def _session_members(session: int) -> Iterator[int]:
         state, _, _, sid = stat.rpartition(")")[2].split()[:4]
         if int(sid) == session and state != "Z":
             yield int(entry)
+
+
+def _wait_until_gone(session: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(_session_members(session)) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def close_engine(model: Any) -> None:

@@ -169,7 +169,7 @@ def _perform(
                 yield name, Outcome(failure=why)
                 continue
             outcome = _one(engine, name)
-            if outcome.failure is not None and not _alive(engine):
+            if engine.broken:
                 why = outcome.failure
                 engine.stop()
                 engine, restarts = None, restarts + 1
@@ -210,16 +210,6 @@ def _one(engine: Any, name: str) -> Outcome:
     return Outcome(
         done.result, engine.warnings(), done.seconds, done.pulls, done.pulled_bytes, done.left
     )
-
-
-def _alive(engine: Any) -> bool:
-    from ppcore.vllm.traces.perform import status
-
-    try:
-        engine.call(status, timeout_s=10.0)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _row(trace: Any, one: Outcome, staged: Outcome) -> Row:

@@ -8,6 +8,7 @@ from nnsight.intervention.interleaver import Mediator
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from ..messages import Worker
+from ..runtime.interleaver import Rows
 from ..runtime.link import Link
 from ..runtime.mediator import PPMediator
 
@@ -37,12 +38,14 @@ class PPRequests(Requests):
     def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
         """Open the round, point every worker at its rows, and let those go on that waited for it."""
         interleaver = model.interleaver
-        interleaver.sequences = len(spans)
         interleaver.open_turns()
         traced = [name for name, _ in spans if (r := self.requests.get(name)) and r.workers()]
-        # The scheduler's order differs from rank to rank at most in batch position; rounds are the
-        # same everywhere.
         self.link.open_round(traced)
+        total = sum(tokens for _, tokens in spans)
+        for name, tokens in spans:
+            request = self.requests.get(name)
+            for mediator in request.workers() if request is not None else ():
+                mediator.opened(Rows(tokens, len(spans), total))
         super().scope(model, spans)
         for mediator in interleaver.mediators:
             self._go_on(mediator)

@@ -19,12 +19,26 @@ if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("nnsight
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/engine/" in item.path.as_posix():
-            item.add_marker(pytest.mark.engine)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every engine test for both platforms; asked for CUDA (`-m gpu`), skip where there is none."""
+    ours = [item for item in items if "tests/engine/" in item.path.as_posix()]
+    asked = "gpu" in str(config.getoption("-m")).replace("not gpu", "")
+    missing = asked and cuda_devices() < 2
+    for item in ours:
+        item.add_marker(pytest.mark.engine)
+        item.add_marker(pytest.mark.gpu)
+        if missing:
+            reason = f"two stages need two CUDA devices, and there are {cuda_devices()}"
+            item.add_marker(pytest.mark.skip(reason=reason))
     # It takes the engine from those that would come after it.
     items.sort(key=lambda item: item.name == "test_a_stopped_engine_leaves_no_process")
+
+
+def cuda_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 class Engines:
@@ -33,34 +47,34 @@ class Engines:
     def __init__(self, checkpoint: str) -> None:
         self._checkpoint = checkpoint
         self._running: dict[int, Any] = {}
+        #: Stages of the engines that the current test asked for.
+        self.used: set[int] = set()
         #: Processes that outlived their engine.
         self.left: list[int] = []
 
     def get(self, stages: int) -> Any:
-        from ppcore.vllm.child import EngineError, EngineProcess
-        from ppcore.vllm.traces.perform import status
+        """The engine of so many stages, started if there is none that works."""
+        self.used.add(stages)
+        if stages in self._running and self._running[stages].broken:
+            self.stop(stages)
+        if stages not in self._running:
+            self._running[stages] = self.start(pipeline_parallel_size=stages)
+        return self._running[stages]
 
-        engine = self._running.get(stages)
-        if engine is not None:
-            try:
-                engine.call(status, timeout_s=CALL_TIMEOUT_S)
-                return engine
-            except EngineError:
-                self.stop(stages)
-        engine = EngineProcess(
-            self._checkpoint,
-            dtype="float32",
-            max_model_len=512,
-            max_num_seqs=16,
-            pipeline_parallel_size=stages,
-        )
+    def start(self, **settings: Any) -> Any:
+        """A new engine, of the caller's own."""
+        from ppcore.vllm.child import EngineProcess
+
+        settings = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 16, **settings}
+        if cuda_devices():
+            settings["gpu_memory_utilization"] = 0.25
+        engine = EngineProcess(self._checkpoint, **settings)
         try:
             engine.start()
             engine.wait_ready(timeout_s=180.0)
         except BaseException:
             engine.stop()
             raise
-        self._running[stages] = engine
         return engine
 
     def running(self) -> dict[int, Any]:
@@ -125,14 +139,15 @@ def both(reference: Any, staged: Any) -> Callable[..., tuple[Any, Any]]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(engines: Engines) -> Iterator[None]:
-    """After every test, every rank of every engine is at rest."""
+    """After every test, every rank of the engines that it used is at rest."""
     from ppcore.vllm.child import EngineError
     from ppcore.vllm.traces.perform import at_rest, status
 
+    engines.used.clear()
     yield
-    for stages, engine in engines.running().items():
+    for stages in engines.used & engines.running().keys():
         try:
-            ranks = engine.call(status, timeout_s=CALL_TIMEOUT_S)
+            ranks = engines.running()[stages].call(status, timeout_s=CALL_TIMEOUT_S)
         except EngineError as error:
             pytest.fail(f"the engine of {stages} stages is gone: {error}")
         assert at_rest(ranks) == {}, f"left on the engine of {stages} stages"

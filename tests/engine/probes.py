@@ -200,6 +200,19 @@ def barrier(model: Any) -> str:
     return "no error"
 
 
+def read_prompt(model: Any, prompt: str) -> dict[str, Any]:
+    """How many rows of the prompt a block sees on either half, or the error."""
+    rows: list[int] = []
+    try:
+        with model.trace(prompt, temperature=0.0, max_tokens=1):
+            rows = nnsight.save([])
+            rows.append(len(model.model.layers[EARLY].mlp.output))
+            rows.append(len(model.model.layers[LATE].mlp.output))
+    except RuntimeError as error:
+        return {"error": str(error).splitlines()[0], "rows": []}
+    return {"error": None, "rows": list(rows)}
+
+
 def missing_module(model: Any) -> str:
     try:
         with model.trace(SHORT, temperature=0.0, max_tokens=1):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ppcore.vllm.traces.perform import at_rest, status
 from tests.engine import probes
 from tests.engine.limits import CALL_TIMEOUT_S, LAYERS
 
@@ -24,10 +25,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("taps", "pipeline"),
     ),
     "cuda graphs": ({"pipeline_parallel_size": 2, "enforce_eager": False}, ("enforce_eager",)),
-    "chunked prefill": (
-        {"pipeline_parallel_size": 2, "enable_chunked_prefill": True},
-        ("chunked",),
-    ),
 }
 
 # One process for all, since importing vLLM takes longer than refusing. An engine that does start is an error
@@ -77,6 +74,25 @@ def test_refused_when_the_model_is_built(name: str, refusals: dict[str, str]) ->
 def test_the_second_model_runner_is_refused(checkpoint: str) -> None:
     said = _build(checkpoint, {"v2": {"pipeline_parallel_size": 2}}, VLLM_USE_V2_MODEL_RUNNER="1")
     assert "VLLM_USE_V2_MODEL_RUNNER" in said["v2"]
+
+
+def test_a_prompt_split_by_chunked_prefill_is_refused_and_the_engine_lives(engines: Any) -> None:
+    engine = engines.start(
+        pipeline_parallel_size=2,
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+    )
+    try:
+        long = engine.call(probes.read_prompt, probes.LONG, timeout_s=CALL_TIMEOUT_S)
+        short = engine.call(probes.read_prompt, probes.SHORT, timeout_s=CALL_TIMEOUT_S)
+        ranks = engine.call(status, timeout_s=CALL_TIMEOUT_S)
+    finally:
+        left = engine.stop()
+    assert "split across steps by chunked prefill" in str(long["error"])
+    assert short["error"] is None and short["rows"][0] == short["rows"][1] < 64
+    assert at_rest(ranks) == {}
+    assert left == []
 
 
 @pytest.mark.parametrize(

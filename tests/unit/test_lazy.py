@@ -299,6 +299,7 @@ def test_a_real_argument_is_taken_as_it_was_when_the_operation_ran(x: LazyTensor
     assert force(total).tolist() == (X + 1).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct")
 def test_a_factory_needs_the_data_of_its_other_arguments(owner: Owner, x: LazyTensor) -> None:
     five = owner.read(torch.tensor(5.0))
     assert X.new_tensor(five).item() == 5

@@ -1,0 +1,263 @@
+"""Planted bugs: each a one-place wrongness of the code under test, applied while a test runs.
+
+A mutant is a piece of a function's text and what stands there instead. It is planted by compiling the
+changed function in its own module and putting it in the original's place, so no shipped line knows of
+it; where the text is not found exactly once the mutant says so, and a change of the core cannot
+silently make it void.
+
+Layers: ``core`` and ``seat`` are the decisions, ``saves`` and ``schedule`` their arithmetic, ``host``
+the loop that drives them (the simulator's, which follows the runtime's step by step).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        target: dotted path of the function.
+        old: the text to replace; must occur once.
+        new: the wrong text.
+    """
+
+    name: str
+    target: str
+    old: str
+    new: str
+
+    @property
+    def layer(self) -> str:
+        """Which part of the project it is in."""
+        module = self.target.split(":")[0]
+        return module.rpartition(".")[2] if module.startswith("ppcore") else "host"
+
+
+def _core(name: str, method: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"ppcore.core:Core.{method}", old, new)
+
+
+def _seat(name: str, method: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"ppcore.seat:Seat.{method}", old, new)
+
+
+def _host(name: str, target: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"ppsim.{target}", old, new)
+
+
+CATALOGUE: tuple[Mutant, ...] = (
+    # --- the life of a value
+    _core("cleared-before-drain", "end", "self._request(request).ended = True",
+          "self._request(request).ended = True; self._request(request).buffer.clear()"),
+    _core("cleared-by-first-done", "_take_done", "self._take_release(peer, key)",
+          "state.buffer.pop(key, None)"),
+    _core("cleared-by-first-release", "_take_release", "if not entry.peers:", "if True:"),
+    _core("never-cleared", "_take_release", "if not entry.peers:", "if False:"),
+    _core("release-forgets-the-peer", "_take_release", "entry.peers.discard(peer)", "pass"),
+    _core("early-release-ignored", "_take_release",
+          "state.released.setdefault(key, set()).add(peer)", "pass"),
+    _core("published-for-nobody", "publish", "- state.released.pop(key, set())", ""),
+    _core("published-after-it-was-asked-for", "publish", "state.waiting.pop(key, ())", "()"),
+    _core("kept-for-one-peer-only", "publish", "set(self.peers) -", "set(self.peers[:1]) -"),
+    _core("asked-for-by-nobody", "asked_for", "return not state", "return bool(state.waiting.get(key)) and not state"),
+    _core("release-to-the-wrong-owner", "release", "by_owner.setdefault(owner, [])",
+          "by_owner.setdefault((owner + 1) % self.stages if (owner + 1) % self.stages != self.stage "
+          "else owner, [])"),
+    _core("released-but-the-first", "release", "Release(tuple(sorted(released)))",
+          "Release(tuple(sorted(released))[:1])"),
+    _core("done-before-the-last-pull", "_take_done", "if not state.waiting[key]:", "if True:"),
+    # --- names
+    _core("another-workers-value", "access", "key = Key(worker, state.next_access)",
+          "key = Key(Worker(worker.request), state.next_access)"),
+    _core("access-number-stands-still", "access", "state.next_access += 1",
+          "state.next_access += key.access % 2"),
+    _core("pull-by-location-only", "pull", "name = (key, location, expression)",
+          "name = (location, expression)"),
+    _core("pull-without-its-expression", "pull", "name = (key, location, expression)",
+          "name = (key, location)"),
+    _core("pulled-again-each-time", "pull", "if number is not None:", "if False:"),
+    _core("divergence-not-seen", "_answer", "if pull.location != location:", "if True:"),
+    _core("reply-by-order", "take", "return [Landed(message.number, token)]",
+          "return [Landed(min([message.number, *self._asked]), token)]"),
+    _core("numbers-start-again", "pull", "self._numbers += 1", "self._numbers = 1"),
+    # --- places
+    _core("no-gate", "_decide", "if place.turn >= len(request.rounds):", "if False:"),
+    _core("gate-one-turn-late", "_decide", "if place.turn >= len(request.rounds):",
+          "if place.turn >= len(request.rounds) - 1 and place.turn:"),
+    _core("gate-one-turn-early", "_decide", "if place.turn >= len(request.rounds):",
+          "if place.turn > len(request.rounds):"),
+    _core("behind-the-clock-is-served", "_decide", "if place < state.clock:", "if False:"),
+    _core("clock-place-itself-is-behind", "_decide", "if place < state.clock:",
+          "if place <= state.clock:"),
+    _core("clock-stands-still-on-answers", "_decide", "state.clock = place", "pass"),
+    _core("clock-stands-still-on-visits", "served", "state.clock = place", "pass"),
+    _core("wrong-owner", "_decide", "if owner == self.stage:",
+          "if owner == self.stage or owner == self.stage + 2:"),
+    _core("turn-counted-by-other-requests", "turn", "len(found.rounds) - 1",
+          "self.round"),
+    _core("round-not-counted", "open_round", "self.round += 1",
+          "self.round += 1 if self.round < 2 else 0"),
+    _core("turn-not-counted", "open_round", "request.rounds.append(self.round)",
+          "request.rounds or request.rounds.append(self.round)"),
+    _core("ghost-location-runs-everywhere", "_decide",
+          "Verdict.LOCAL if self.stage in home else Verdict.NEVER", "Verdict.ANSWER"),
+    # --- waits
+    _core("waits-for-an-unopened-round", "may_block", "len(state.rounds):\n        return False",
+          "len(state.rounds):\n        return True"),
+    _core("waits-for-a-later-stage", "may_block", "(state.rounds[when.turn], when.stage) <",
+          "(state.rounds[when.turn], 0) <"),
+    _core("never-waits", "may_block", "return (state.rounds[when.turn], when.stage) < (self.round, self.stage)",
+          "return False"),
+    _core("waits-if-any-allows-it", "may_wait", "return all(", "return any("),
+    _seat("waits-for-its-own-turns-later-stage", "go_on",
+          "return Move.WAIT if self.core.may_wait(self.pulls) else Move.STAY", "return Move.WAIT"),
+    _seat("never-woken", "go_on", "Move.WAIT if self.core.may_wait(self.pulls) else Move.STAY",
+          "Move.STAY"),
+    _seat("gate-never-opens", "go_on", "return Move.RETRY", "return Move.STAY"),
+    _seat("never-is-retried", "go_on", "self.decision.verdict is not Verdict.GATE", "False"),
+    _seat("old-decision-after-the-gate", "go_on", "self.decision = again", "pass"),
+    # --- ends and failures
+    _core("done-to-one-peer-only", "say_done", "self._send_all(Done(request))",
+          "self._send_all(Done(request))[:1]"),
+    _core("dropped-before-peers-are-done", "_drop_if_drained",
+          "if not state.said_done or not", "if not state.said_done or False and not"),
+    _core("dropped-at-any-done", "_drop_if_drained",
+          "if not state.said_done or not state.done.issuperset(set(self.peers) - self.dead):",
+          "if not state.said_done or not state.done:"),
+    _core("failure-not-told", "fail", "*self._send_all(message), ", ""),
+    _core("failure-told-to-one-peer", "fail", "*self._send_all(message)",
+          "*self._send_all(message)[1:]"),
+    _core("finished-worker-keeps-pulls-waiting", "finish", "effects += self._refuse(peer, pull)",
+          "pass"),
+    _core("late-pull-of-a-finished-worker-waits", "_take_pull",
+          "if state.said_done or (worker is not None and worker.finished):", "if state.said_done:"),
+    _core("death-not-noticed", "peer_died", "if owner == peer:", "if False:"),
+    _core("death-forgets-requests", "peer_died", "effects += self._take_done(peer, name)", "pass"),
+    _core("the-dead-are-waited-for", "held", "- self.dead", ""),
+    _core("held-to-earlier-stages-too-late", "say_held", "if peer > self.stage",
+          "if peer > self.stage + 1"),
+    Mutant("last-ships-nothing-of-its-own-accord", "ppcore.saves:to_ship", "(held or last)", "held"),
+    Mutant("merge-prefers-the-lazy", "ppcore.saves:to_ship",
+           "(position >= len(taken) or taken[position] != _SHIPS)", "position >= len(taken)"),
+    Mutant("everybody-ships", "ppcore.saves:to_ship", "(held or last)", "True"),
+    Mutant("occurrences-skip-a-slot", "ppcore.schedule:Schedule.before", "bisect_left",
+           "bisect_right"),
+    Mutant("turn-of-one-slot-only", "ppcore.schedule:Schedule.place", "divmod(occurrence, len(slots))",
+           "(occurrence, 0)"),
+    # --- the loop
+    _host("published-after-the-edit", "seated:Seated._handle",
+          "yield from link.publish(decision.key, location, value)",
+          "self.pending = None; del access; yield from self._go(box); "
+          "yield from link.publish(decision.key, location, visit.value); continue"),
+    _host("edit-after-leaving", "seated:Seated.leave_visit", "self.visit.box = None", "pass"),
+    _host("pin-stays-after-the-hit", "seated:Seated._answer", "self.hit()", "pass"),
+    _host("second-read-forgets-the-edit", "seated:Seated._answer",
+          "box = self._seen.get(slot)", "box = None"),
+    _host("write-not-seen-by-a-later-read", "seated:Seated._answer",
+          "self._seen[slot] = Box(access.node)", "pass"),
+    _host("releases-at-the-end-only", "rank:Rank.round", "yield from self.link.flush()", "pass"),
+    _host("settles-without-ending", "rank:Rank.settle", "self.core.end(name)", "pass"),
+    _host("settles-nobody", "rank:Rank.settle", "yield from self._go_on(worker)", "pass"),
+    _host("done-before-shipping", "rank:Rank.collect", "shipment = yield from self._ship",
+          "yield from self.link.say_done(name)\n        shipment = yield from self._ship"),
+    _host("done-not-said", "rank:Rank.collect", "yield from self.link.say_done(name)", "pass"),
+    _host("turn-opens-after-the-workers-went-on", "rank:Rank.round",
+          "for worker in current:\n        yield from self._go_on(worker)", "pass"),
+    _host("recomputed-turn-not-opened", "rank:Rank.round", "if workers]",
+          "if workers and len(self.world.engine.progress[name].rounds) - 1 "
+          "not in self.world.engine.progress[name].recomputed]"),
+    _host("late-reply-kept", "link:Link.flush", "self.core._asked.pop(number, None)", "pass"),
+    _host("result-leaves-the-clock", "seated:Seated._handle", "if known or location in REPLICATED:",
+          "if known:"),
+    _host("reply-of-the-evaluated-whole", "link:Link._serve",
+          "evaluate(effect.expression, effect.token)", "effect.token"),
+)  # fmt: skip
+
+
+class Misplaced(Exception):
+    """A mutant's text is not where it was: the code changed, and the mutant has to follow."""
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The code with the bug in it.
+
+    Raises:
+        Misplaced: the text to replace does not occur exactly once.
+    """
+    module_name, _, path = mutant.target.partition(":")
+    module = importlib.import_module(module_name)
+    *outer, name = path.split(".")
+    owner = module
+    for part in outer:
+        owner = getattr(owner, part)
+    original = owner.__dict__[name]
+    source = textwrap.dedent(inspect.getsource(original))
+    if source.count(mutant.old) != 1:
+        raise Misplaced(
+            f"{mutant.name}: {mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.target}"
+        )
+    text = "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new)
+    made: dict[str, object] = {}
+    exec(compile(text, f"<mutant {mutant.name}>", "exec"), module.__dict__, made)
+    users = [owner]
+    if not outer:  # a function that other modules have imported by name
+        users += [
+            importlib.import_module(user)
+            for user in ("ppsim.rank", "ppsim.engine")
+            if importlib.import_module(user).__dict__.get(name) is original
+        ]
+    for user in users:
+        setattr(user, name, made[name])
+    try:
+        yield
+    finally:
+        for user in users:
+            setattr(user, name, original)
+
+
+def named(name: str) -> Mutant:
+    """The mutant of this name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {mutant.name: mutant for mutant in CATALOGUE}[name]
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """How a mutant was looked for: after how many executions it was found, by which property."""
+
+    mutant: str
+    killed: bool
+    executions: int
+    seconds: float
+    property: str = ""
+    seed: int = -1
+
+
+def hunt(mutant: Mutant, *, executions: int = 2000, seconds: float = 10.0, seed: int = 0) -> Hunt:
+    """Fuzz the code with the bug in it until a property fails."""
+    import time
+
+    from . import fuzz
+
+    began = time.monotonic()
+    count = 0
+    with planted(mutant):
+        for number, done in fuzz.executions(seed, executions, seconds):
+            count += 1
+            if done.failure is not None:
+                took = time.monotonic() - began
+                return Hunt(mutant.name, True, count, took, done.failure.name, number)
+    return Hunt(mutant.name, False, count, time.monotonic() - began)
