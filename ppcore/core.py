@@ -15,7 +15,10 @@ which:
 ``LOCAL``  this rank's forward will visit it: wait for the visit
 ``ANSWER`` another stage visits it, in a turn that is open here: carry on at once with a lazy (a
            read) or with nothing (a write, which is absorbed)
-``GATE``   another stage visits it, in a turn that is not open here yet: park until it is
+``GATE``   another stage visits it, in a turn that is not open here yet; or a later stage does, and
+           this rank's forward has served the worker in that turn: park until the next turn is open
+           (on one rank the forward would be past this stage; a worker that ran on inside the
+           handoff could still edit what the forward goes on with)
 ``NEVER``  it lies behind the worker's clock: one rank would have passed it, so it cannot be served
 =========  =========================================================================================
 
@@ -119,6 +122,8 @@ class _Entry:
 class _Worker:
     # The visit that was served last; nothing before it can be served any more.
     clock: Place = Place(0, BEFORE)
+    # The last turn in which this rank's forward served the worker; -1 before the first.
+    served_turn: int = -1
     # The next access's number. Invariant: the same on every rank at the same line.
     next_access: int = 0
     # No access with a number at or above this is made any more.
@@ -298,6 +303,9 @@ class Core:
         request = self._requests[key.worker.request]
         if place.turn >= len(request.rounds):
             return Decision(Verdict.GATE, key, place, owner)
+        still_inside = state.served_turn == place.turn == len(request.rounds) - 1
+        if owner > self.stage and still_inside and not request.ended:
+            return Decision(Verdict.GATE, key, place, owner)
         state.clock = place
         return Decision(Verdict.ANSWER, key, place, owner)
 
@@ -307,6 +315,7 @@ class Core:
         if place < state.clock:
             raise AssertionError(f"{worker} was served {place} behind its clock {state.clock}")
         state.clock = place
+        state.served_turn = place.turn
 
     def home(self, path: str) -> frozenset[int]:
         """The stages on which the module at ``path`` is real; all of them when it is unknown."""
@@ -324,6 +333,12 @@ class Core:
         state.touched[key.access] = path
         owner = self.stage if self.stage in home or not home else min(home)
         return key, owner
+
+    def reached(self, worker: Worker, access: int) -> bool:
+        """Whether the worker has made every access before number ``access`` on this rank."""
+        state = self._requests.get(worker.request)
+        seat = state.workers.get(worker.block) if state is not None else None
+        return seat is not None and seat.next_access >= access
 
     def finish(self, worker: Worker) -> list[Effect]:
         """The worker makes no further access: pulls that wait for one are answered never."""
@@ -417,6 +432,11 @@ class Core:
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Nobody waits for these pulls any more: their answers are dropped when they come."""
+        for number in numbers:
+            self._asked.pop(number, None)
+
     def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
         """This rank can force these values (owner, key) no more: one message an owner."""
         by_owner: dict[int, list[Key]] = {}
@@ -495,12 +515,10 @@ class Core:
                     self._take_release(peer, key)
                 return []
             case Held():
-                state = self._requests.get(message.request)
-                if state is not None:
-                    state.held[peer] = message.leaves
+                self._request(message.request).held[peer] = message.leaves
                 return []
             case Failed():
-                return [Abandoned(message.worker, message.error)]
+                return [Abandoned(message.worker, message.access, message.error)]
             case Done():
                 return self._take_done(peer, message.request)
             case _:
@@ -522,9 +540,9 @@ class Core:
         return []
 
     def _take_release(self, peer: int, key: Key) -> None:
-        state = self._requests.get(key.worker.request)
-        if state is None:
-            return
+        # A peer that runs ahead may release what this rank has not opened yet. Nothing comes back to
+        # life here: a peer says no more of a request after its done, and channels keep order.
+        state = self._request(key.worker.request)
         entry = state.buffer.get(key)
         if entry is None:
             state.released.setdefault(key, set()).add(peer)

@@ -50,9 +50,15 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """``worker`` raised on another rank: end it here with that error."""
+    """``worker`` raised on another rank before its access ``access``.
+
+    It ends here with that error once it has got as far itself, or its request has ended. A block that
+    raises everywhere raises by itself then, at the same line; ending it sooner would let the ranks
+    of different columns, or what the forward was given, part ways.
+    """
 
     worker: Worker
+    access: int
     error: str
 
 

@@ -88,9 +88,7 @@ def schedule(case: Case) -> Schedule:
 
 def homes(case: Case) -> dict[str, list[int]]:
     """Module path -> the stages where it is real. ``N`` (a final norm) is real on the last."""
-    found = {
-        f"L{layer}": [layer // case.layers] for layer in range(case.stages * case.layers)
-    }
+    found = {f"L{layer}": [layer // case.layers] for layer in range(case.stages * case.layers)}
     found["N"] = [case.stages - 1]
     found["E"] = [0]
     if case.shared:

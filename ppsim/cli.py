@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("ppsim", description="Simulate many ranks around the real core.")
+    parser = argparse.ArgumentParser(
+        "ppsim", description="Simulate many ranks around the real core."
+    )
     commands = parser.add_subparsers(required=True)
 
     def command(name: str, run: Callable[..., Any], text: str) -> argparse.ArgumentParser:
@@ -119,9 +121,7 @@ def _again(options: argparse.Namespace) -> tuple[World, Replay]:
     case, schedule = load(options.file)
     how = Replay(schedule)
     with terms.recording():
-        done = _with(
-            getattr(options, "mutant", None), lambda: fuzz.execute(case, how, record=True)
-        )
+        done = _with(getattr(options, "mutant", None), lambda: fuzz.execute(case, how, record=True))
     return done, how
 
 

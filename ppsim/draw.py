@@ -30,10 +30,12 @@ def svg(world: World) -> str:
         parts.append(f'<line x1="{_LEFT}" x2="{width - 40}" y1="{y}" y2="{y}" stroke="#bbb"/>')
     for event, name in enumerate(world.schedule, 1):
         if name.startswith("f"):
-            stage, _, column = name[1:].partition(".")
-            y = lanes[int(stage), int(column)]
+            where, _, side = name[1:].partition(".")
+            y = lanes[int(where), int(side)]
             x = _LEFT + scale * event
-            parts.append(f'<rect x="{x:.1f}" y="{y - 3}" width="{scale:.1f}" height="6" fill="#cde"/>')
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y - 3}" width="{scale:.1f}" height="6" fill="#cde"/>'
+            )
     for sent, taken in _pairs(world.notes):
         x1, y1 = _LEFT + scale * sent.event, lanes[sent.stage, sent.column]
         x2, y2 = _LEFT + scale * (taken or sent).event, lanes[sent.peer, sent.column]

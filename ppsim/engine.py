@@ -163,9 +163,7 @@ class Engine:
         self._in_flight += 1
         self.world.commanded()
 
-    def _update(
-        self, command: Round, samples: dict[str, int], erred: set[str]
-    ) -> tuple[str, ...]:
+    def _update(self, command: Round, samples: dict[str, int], erred: set[str]) -> tuple[str, ...]:
         self._in_flight -= 1
         ended: list[str] = []
         for name in command.inputs:

@@ -16,14 +16,14 @@ def chrome(world: World) -> str:
     """The trace of a recorded run, as JSON."""
     events: list[dict[str, Any]] = []
     for index, (stage, column) in enumerate(world.ranks):
-        name = {"name": f"rank ({stage}, {column})"}
-        events.append({"ph": "M", "name": "process_name", "pid": index, "args": name})
+        label = {"name": f"rank ({stage}, {column})"}
+        events.append({"ph": "M", "name": "process_name", "pid": index, "args": label})
     numbers = {where: index for index, where in enumerate(world.ranks)}
     threads = {task.name: task.number for task in world.tasks}
     for at, name in enumerate(world.schedule):
         if name[0] in "fl" and "." in name:
-            stage, _, column = name[1:].partition("<")[0].partition(".")
-            pid = numbers[int(stage), int(column)]
+            where, _, side = name[1:].partition("<")[0].partition(".")
+            pid = numbers[int(where), int(side)]
             events.append(
                 {"ph": "X", "name": name, "pid": pid, "tid": threads[name], "ts": at, "dur": 1}
             )

@@ -128,8 +128,11 @@ class Writer:
             case "raise":
                 return Raise(constant) if draw.random() < 0.15 else self._read()
             case "if" if depth < 3:
-                if one != other and draw.random() < 0.3:
-                    one = self._mixed(one, other)
+                lot = draw.random()
+                if one != other and lot < 0.4:
+                    one = self._prepared(Mix("m", one, other))
+                elif lot < 0.6:
+                    one = self._prepared(Derive("m", one, constant))
                 before = self.position
                 body = self._body(draw.randrange(1, 4), depth + 1)
                 if draw.random() < 0.5:
@@ -139,10 +142,10 @@ class Writer:
                 return self._loop(depth)
         return self._read()
 
-    def _mixed(self, one: str, other: str) -> str:
-        """A name for values of both, to be written before the statement at hand."""
-        self.before.append(Mix("m", one, other))
-        return "m"
+    def _prepared(self, statement: Mix | Derive) -> str:
+        """The name of what ``statement`` makes; it is written before the statement at hand."""
+        self.before.append(statement)
+        return statement.name
 
     def _loop(self, depth: int) -> For:
         draw = self.draw
@@ -173,15 +176,11 @@ def case(seed: int, *, faults: bool = True) -> Case:
     features = {feature for feature in FEATURES if draw.random() < 0.5}
     stages = draw.choice([2, 2, 2, 3, 3, 4])
     columns = 2 if draw.random() < 0.12 else 1
-    if columns > 1:
-        # A block that raises ends its worker in one column of a later stage before the other's:
-        # their gathers part (see tests/sim/test_known.py).
-        features.discard("raise")
     shape = Case(
         stages,
         columns,
         draw.choice([1, 1, 2]),
-        draw.random() < 0.15,
+        draw.random() < 0.25,
         draw.randrange(1, 1 << 16) if draw.random() < 0.6 else 0,
     )
     requests: list[Request] = []
@@ -205,9 +204,7 @@ def case(seed: int, *, faults: bool = True) -> Case:
         fault = Fault("die", *where, draw.randrange(1, 60))
         return replace(made, faults=(fault,))
     # The columns of a stage run in step: what raises on one of them alone is not promised to end well.
-    if lot < 0.22 and requests[0].blocks and columns == 1:
-        fault = Fault("raise", *where, draw.randrange(0, 8), "A")
+    if lot < 0.26 and requests[0].blocks and columns == 1:
+        fault = Fault("raise", *where, draw.randrange(0, 6), "A")
         return replace(made, faults=(fault,))
     return made
-
-

@@ -30,7 +30,7 @@ class Link:
     Attributes:
         landed: pull number -> its term, until no lazy needs it.
         refused: pull number -> why it is answered never.
-        abandoned: workers that another rank ended, with their errors.
+        abandoned: workers that raised on another rank, where and with which error.
     """
 
     def __init__(self, core: Core, world: World, stage: int, column: int) -> None:
@@ -40,7 +40,7 @@ class Link:
         self.column = column
         self.landed: dict[int, int] = {}
         self.refused: dict[int, str] = {}
-        self.abandoned: dict[Worker, str] = {}
+        self.abandoned: dict[Worker, Abandoned] = {}
         self.lost: list[tuple[int, Key, list[int]]] = []
         # Pull number -> what it was asked for, for checks that do not ask the core.
         self.origins: dict[int, tuple[str, Available]] = {}
@@ -59,7 +59,9 @@ class Link:
                 self.send(effect.peer, effect.message)
             elif kind is Landed:
                 assert isinstance(effect, Landed)
-                if effect.reason is not None:
+                if effect.number not in self.origins:
+                    pass  # its base is forgotten: nobody would ever take it out again
+                elif effect.reason is not None:
                     self.refused[effect.number] = effect.reason
                 else:
                     self.landed[effect.number] = effect.token
@@ -69,7 +71,7 @@ class Link:
                 self._serve(effect)
             elif kind is Abandoned:
                 assert isinstance(effect, Abandoned)
-                self.abandoned.setdefault(effect.worker, effect.error)
+                self.abandoned.setdefault(effect.worker, effect)
             elif kind is Dropped:
                 assert isinstance(effect, Dropped)
                 for worker in [w for w in self.abandoned if w.request == effect.request]:
@@ -100,6 +102,15 @@ class Link:
         self.world.stirred(self.stage, self.column)
         return self.carry_out(effects)
 
+    def ended_elsewhere(self, worker: Worker) -> str | None:
+        """The error with which another rank ended this worker, once it has got as far here."""
+        found = self.abandoned.get(worker)
+        if found is None:
+            return None
+        if self.core.reached(worker, found.access) or self.core.ended(worker.request):
+            return found.error
+        return None
+
     # --- forcing ------------------------------------------------------------------------------
 
     def request(self, wanted: list[tuple[Base, str]]) -> Generator[Wait, None, list[int]]:
@@ -108,9 +119,7 @@ class Link:
         numbers: list[int] = []
         effects: list[Effect] = []
         for base, text in wanted:
-            number, more = self.core.pull(
-                base.key, base.location, text, base.owner, base.available
-            )
+            number, more = self.core.pull(base.key, base.location, text, base.owner, base.available)
             if number not in base.numbers:
                 base.numbers.append(number)
             numbers.append(number)
@@ -193,12 +202,11 @@ class Link:
             (owner, key) for owner, key, _ in lost if key.access >= 0 and key.worker.request
         ]
         for _, _, numbers in lost:
+            self.core.forget(numbers)
             for number in numbers:
                 self.landed.pop(number, None)
                 self.refused.pop(number, None)
                 self.origins.pop(number, None)
-                # An answer that comes from now on is nobody's: without this it would stay for ever.
-                self.core._asked.pop(number, None)
         if released:
             yield None
             yield from self.carry_out(self.core.release(released))

@@ -68,7 +68,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("published-for-nobody", "publish", "- state.released.pop(key, set())", ""),
     _core("published-after-it-was-asked-for", "publish", "state.waiting.pop(key, ())", "()"),
     _core("kept-for-one-peer-only", "publish", "set(self.peers) -", "set(self.peers[:1]) -"),
-    _core("asked-for-by-nobody", "asked_for", "return not state", "return bool(state.waiting.get(key)) and not state"),
+    _core("asked-for-by-nobody", "asked_for", "return not state", "return key in state.waiting and not state"),
     _core("release-to-the-wrong-owner", "release", "by_owner.setdefault(owner, [])",
           "by_owner.setdefault((owner + 1) % self.stages if (owner + 1) % self.stages != self.stage "
           "else owner, [])"),
@@ -85,7 +85,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("pull-without-its-expression", "pull", "name = (key, location, expression)",
           "name = (key, location)"),
     _core("pulled-again-each-time", "pull", "if number is not None:", "if False:"),
-    _core("divergence-not-seen", "_answer", "if pull.location != location:", "if True:"),
+    _core("every-answer-is-a-divergence", "_answer", "if pull.location != location:", "if True:"),
     _core("reply-by-order", "take", "return [Landed(message.number, token)]",
           "return [Landed(min([message.number, *self._asked]), token)]"),
     _core("numbers-start-again", "pull", "self._numbers += 1", "self._numbers = 1"),
@@ -108,11 +108,12 @@ CATALOGUE: tuple[Mutant, ...] = (
           "self.round += 1 if self.round < 2 else 0"),
     _core("turn-not-counted", "open_round", "request.rounds.append(self.round)",
           "request.rounds or request.rounds.append(self.round)"),
+    _core("answers-a-later-stage-inside-the-handoff", "_decide",
+          "owner > self.stage and still_inside", "False"),
+    _core("ended-elsewhere-too-soon", "reached", "return seat is not None and", "return True or"),
     _core("ghost-location-runs-everywhere", "_decide",
           "Verdict.LOCAL if self.stage in home else Verdict.NEVER", "Verdict.ANSWER"),
     # --- waits
-    _core("waits-for-an-unopened-round", "may_block", "len(state.rounds):\n        return False",
-          "len(state.rounds):\n        return True"),
     _core("waits-for-a-later-stage", "may_block", "(state.rounds[when.turn], when.stage) <",
           "(state.rounds[when.turn], 0) <"),
     _core("never-waits", "may_block", "return (state.rounds[when.turn], when.stage) < (self.round, self.stage)",
@@ -158,7 +159,6 @@ CATALOGUE: tuple[Mutant, ...] = (
           "yield from link.publish(decision.key, location, value)",
           "self.pending = None; del access; yield from self._go(box); "
           "yield from link.publish(decision.key, location, visit.value); continue"),
-    _host("edit-after-leaving", "seated:Seated.leave_visit", "self.visit.box = None", "pass"),
     _host("pin-stays-after-the-hit", "seated:Seated._answer", "self.hit()", "pass"),
     _host("second-read-forgets-the-edit", "seated:Seated._answer",
           "box = self._seen.get(slot)", "box = None"),
@@ -175,7 +175,6 @@ CATALOGUE: tuple[Mutant, ...] = (
     _host("recomputed-turn-not-opened", "rank:Rank.round", "if workers]",
           "if workers and len(self.world.engine.progress[name].rounds) - 1 "
           "not in self.world.engine.progress[name].recomputed]"),
-    _host("late-reply-kept", "link:Link.flush", "self.core._asked.pop(number, None)", "pass"),
     _host("result-leaves-the-clock", "seated:Seated._handle", "if known or location in REPLICATED:",
           "if known:"),
     _host("reply-of-the-evaluated-whole", "link:Link._serve",

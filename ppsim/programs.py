@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ class For:
     body: tuple[Statement, ...]
 
 
-Statement = Union[
-    Read, Write, Edit, Blend, Derive, Mix, Save, Append, Call, Stop, Raise, If, For
-]
-Block = tuple[Statement, ...]
+Statement: TypeAlias = (
+    "Read | Write | Edit | Blend | Derive | Mix | Save | Append | Call | Stop | Raise | If | For"
+)
+Block: TypeAlias = "tuple[Statement, ...]"
 
 
 def spell(block: Sequence[Statement], indent: str = "") -> str:

@@ -53,8 +53,8 @@ class Properties:
         """``wait-rule``: the forward of a rank blocks for these pulls."""
         rank = self.world.rank(link.stage, link.column)
         for number in numbers:
-            if number in link.landed or number in link.refused:
-                continue
+            if number not in link.core._asked:
+                continue  # answered; the listener is about to say so
             request, when = link.origins[number]
             if when.turn < 0 or link.core.ended(request):
                 continue
@@ -74,6 +74,8 @@ class Properties:
 
     def closed(self, rank: Rank) -> None:
         """``bounded``: a round is over; nothing is published here that nobody can ask for."""
+        if rank.link.lost:
+            raise Leak("bounded", f"stage {rank.stage} keeps releases to itself: {rank.link.lost}")
         for name, state in rank.core._requests.items():
             for key, entry in state.buffer.items():
                 if not any(self._may_ask(rank, peer, name, key) for peer in entry.peers):
@@ -95,6 +97,10 @@ class Properties:
             return True
         if key in other.link.live:
             return True
+        for seated in other.carried.get(name, []):
+            gated = seated.held is not None and seated.seat.decision is not None
+            if gated and seated.seat.decision.key == key:  # type: ignore[union-attr]
+                return True  # asked again once its turn opens
         if any(lost == key for _, lost, _ in other.link.lost):
             return True
         return self._under_way(rank, peer)
@@ -132,9 +138,7 @@ class Properties:
             if messages:
                 raise Leak("rest", f"{len(messages)} messages in channel {channel}")
         for request in world.case.requests:
-            expected = expect(
-                world.case, request, world.engine.progress[request.name].recomputed
-            )
+            expected = expect(world.case, request, world.engine.progress[request.name].recomputed)
             self._same(request.name, expected)
 
     def _nothing_left(self, where: str, rank: Rank) -> None:
@@ -179,7 +183,11 @@ class Properties:
         self._same_endings(name, expected)
         if tokens != expected.tokens:
             turn = next(
-                (i for i, (a, b) in enumerate(zip(tokens, expected.tokens, strict=False)) if a != b),
+                (
+                    i
+                    for i, (a, b) in enumerate(zip(tokens, expected.tokens, strict=False))
+                    if a != b
+                ),
                 min(len(tokens), len(expected.tokens)),
             )
             raise Sameness("sameness", f"{name}: from turn {turn} on other tokens than on one rank")

@@ -140,7 +140,7 @@ class Rank:
         if worker.exception is not None:
             return
         yield None
-        error = self.link.abandoned.get(worker.worker)
+        error = self.link.ended_elsewhere(worker.worker)
         if error is not None:
             yield from worker.abandon(error)
         else:
@@ -151,7 +151,7 @@ class Rank:
         for workers in list(self.carried.values()):
             for worker in workers:
                 if worker.exception is None and worker.started:
-                    error = self.link.abandoned.get(worker.worker)
+                    error = self.link.ended_elsewhere(worker.worker)
                     if error is not None:
                         yield from worker.abandon(error)
 
@@ -190,9 +190,11 @@ class Rank:
         self.collectives += 1
         self.world.gather(self.stage, self.column, number, location)
         if not self.world.gathered(self.stage, number):
-            yield lambda: (
-                self.world.gathered(self.stage, number)
-                or self.world.severed(self.stage, self.column)
+            yield (
+                lambda: (
+                    self.world.gathered(self.stage, number)
+                    or self.world.severed(self.stage, self.column)
+                )
             )
 
     def _sample(

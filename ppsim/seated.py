@@ -54,7 +54,6 @@ class Seated(Frame):
         self.exception: Exception | None = None
         self.told = False
         self.how = ""
-        self.visit: Visit | None = None
         self._running = self.run()
         self._unfinished: Force | Use | None = None
         self._plan: list[tuple[Node, Base, str]] = []
@@ -85,6 +84,11 @@ class Seated(Frame):
         try:
             yield from steps
         except ENDINGS as error:
+            cause = self.link.abandoned.get(self.worker)
+            if isinstance(error, PPError) and cause is not None:
+                # What it waited for will not come because it raised elsewhere: that is the error.
+                yield from self.abandon(cause.error)
+                return
             if not isinstance(error, BlockStopped) and not self.told:
                 yield from self.link.failed(self.worker, ending(error))
             self.end(error)
@@ -115,11 +119,13 @@ class Seated(Frame):
             self.how = self.how or "done"
             yield from self.link.finish(self.worker)
             return None
-        except ENDINGS:
+        except ENDINGS as error:
             self.alive = False
             self._unfinished = None
             self._plan = []
-            yield from self.link.finish(self.worker)
+            if isinstance(error, BlockStopped):
+                yield from self.link.finish(self.worker)
+            # Otherwise telling the others finishes it: they must hear "failed" before "never".
             raise
 
     def _begin(self, want: Force | Use) -> Steps:
@@ -216,16 +222,13 @@ class Seated(Frame):
         core = self.link.core
         turn = core.turn(self.worker.request)
         visited = self.link.world.rank(self.link.stage, self.link.column).visited
-        return core.schedule.local_occurrence(
-            location, core.stage, turn, visited.get(location, 0)
-        )
+        return core.schedule.local_occurrence(location, core.stage, turn, visited.get(location, 0))
 
     def _answer(self, access: Access) -> Generator[Wait, None, Want | None]:
         decision = self.seat.decision
         assert decision is not None
         location = access.location
         self.hit()
-        self.leave_visit()
         slot = (decision.place, location)
         if slot not in self._seen:
             self._seen = {key: box for key, box in self._seen.items() if key[0] == decision.place}
@@ -242,12 +245,6 @@ class Seated(Frame):
             del base
         return (yield from self._resume(box))
 
-    def leave_visit(self) -> None:
-        """The worker's clock moves on: what it edits from now on is not seen by the model."""
-        if self.visit is not None:
-            self.visit.box = None
-            self.visit = None
-
     # --- the model's side ---------------------------------------------------------------------
 
     def ready(self, location: str) -> bool:
@@ -263,11 +260,9 @@ class Seated(Frame):
         """The forward is at a visit that the worker is parked on: serve it."""
         yield from self._reporting(self._handle(location, visit))
         visit.box = None
-        self.visit = None
 
     def _handle(self, location: str, visit: Visit) -> Steps:
         link = self.link
-        self.visit = visit
         while self.ready(location):
             access = self.pending
             decision = self.seat.decision
@@ -280,9 +275,8 @@ class Seated(Frame):
                 self._seen = {}
             if access.node is None:
                 value = visit.value
-                if visit.box is None or self.visit is not visit:
+                if visit.box is None:
                     visit.box = Box(Node(value), visit)
-                    self.visit = visit
                 box = visit.box
                 if known:
                     yield from link.publish(decision.key, location, value)
@@ -342,6 +336,7 @@ class Seated(Frame):
             self.end(OutOfOrder("order"))
         else:
             self.how = "cut"
+        self.pending = self.held = None
         self.alive = False
         self._running.close()
 

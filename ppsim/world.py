@@ -198,9 +198,7 @@ class World:
         for task in self._forwards.values():
             self._wake(task)
 
-    def send(
-        self, stage: int, column: int, peer: int, message: Message, token: int | None
-    ) -> None:
+    def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         """Put a message into the channel to ``peer``."""
         self.properties.sent(stage, column, peer, message)
         self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
@@ -225,9 +223,7 @@ class World:
                 yield from link.peer_died(peer, "connection lost")
                 return
             if self.record:
-                self.notes.append(
-                    Note(self.events, "take", stage, column, peer, spell(message))
-                )
+                self.notes.append(Note(self.events, "take", stage, column, peer, spell(message)))
             yield from link.take(peer, message, token)
             if channel:
                 yield None
@@ -318,7 +314,9 @@ class World:
                     if worker.alive:
                         parked = worker.pending or worker.held
                         what = parked.location if parked else f"pulls {worker.seat.pulls}"
-                        clock = rank.core.clock(worker.worker) if name in rank.core.requests else "-"
+                        clock = (
+                            rank.core.clock(worker.worker) if name in rank.core.requests else "-"
+                        )
                         lines.append(f"  worker {worker.worker} at {clock} parked on {what}")
         for (peer, stage, column), channel in self.channels.items():
             if channel:

@@ -365,8 +365,23 @@ def record(function: Any, args: tuple, kwargs: dict) -> Any:
         # Some kernels have no meta form and say so with a plain RuntimeError.
         if "meta" in str(error).lower():
             return _run(function, args, kwargs)
+        _fail_as_torch_does(function, args, kwargs)
         raise
     return _recorded(function, args, kwargs, result, involved)
+
+
+def _fail_as_torch_does(function: Any, args: tuple, kwargs: dict) -> None:
+    """Raise the error that ``function`` raises for tensors of these shapes; meta kernels word it otherwise."""
+
+    def blank(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
+        if not is_lazy(tensor):
+            return _real(tensor).clone()
+        meta = tensor.node.meta
+        return torch.zeros(meta.shape, dtype=meta.dtype, device=tensor.node.device)
+
+    with _NO_FUNCTION():
+        args, kwargs = map_tensors((args, kwargs), blank)
+    function(*args, **kwargs)
 
 
 def _run(function: Any, args: tuple, kwargs: dict) -> Any:
@@ -566,9 +581,14 @@ def _mutate(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]
         return _run(function, args, kwargs)  # into a real tensor: the data is needed now
     node, family = target.node, target.node.family
     assert family is not None
-    if (family.real and not family.mutations) or _memory_overlaps(node, involved):
+    written = _written(function, args, node.meta)
+    if (family.real and not family.mutations) or _memory_overlaps(node, written, involved):
         return _run(function, args, kwargs)
-    result = _on_meta(function, args, kwargs)  # raises what torch would
+    try:
+        result = _on_meta(function, args, kwargs)
+    except RuntimeError:
+        _fail_as_torch_does(function, args, kwargs)
+        raise
     operation = Node(result, node.device, None)
     operation.target = family
     _describe(operation, function, args, kwargs, involved)
@@ -578,16 +598,24 @@ def _mutate(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]
     return target if isinstance(result, torch.Tensor) else result
 
 
-def _memory_overlaps(target: Node, involved: list[LazyTensor]) -> bool:
+def _written(function: Any, args: tuple, target: torch.Tensor) -> torch.Tensor:
+    """The part of ``target`` that is written: ``x[-1] += 1`` ends by writing ``x[-1]`` into itself."""
+    if ops.plain_name(function) != "__setitem__" or lazies(args[1]):
+        return target
+    part = target[args[1]]
+    return part if part.untyped_storage()._cdata == target.untyped_storage()._cdata else target
+
+
+def _memory_overlaps(target: Node, written: torch.Tensor, involved: list[LazyTensor]) -> bool:
     """Whether torch may refuse to write here, which it does not find out without memory."""
-    if any(size > 1 and stride == 0 for size, stride in zip(*_layout(target.meta), strict=True)):
+    if any(size > 1 and stride == 0 for size, stride in zip(*_layout(written), strict=True)):
         return True
-    start, end = _extent(target.meta)
+    start, end = _extent(written)
     for lazy in involved:
         meta = lazy.node.meta
         if lazy.node.family is target.family and meta is not target.meta:
             begins, ends = _extent(meta)
-            same = begins == start and _layout(meta) == _layout(target.meta)
+            same = begins == start and _layout(meta) == _layout(written)
             if not same and begins < end and start < ends:
                 return True
     return False

@@ -71,7 +71,7 @@ class Link:
         # Pull number -> its value, until no lazy needs it.
         self._landed: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
-        self._abandoned: dict[Worker, str] = {}
+        self._abandoned: dict[Worker, Abandoned] = {}
         # Bases that no lazy needs, put here by destructors on any thread.
         self._forgotten: deque[tuple[int, Key, list[int]]] = deque()
         # Pull number -> when it was asked for.
@@ -104,7 +104,7 @@ class Link:
                         self._changed.notify_all()
                 case Abandoned():
                     with self._changed:
-                        self._abandoned.setdefault(effect.worker, effect.error)
+                        self._abandoned.setdefault(effect.worker, effect)
                         self._changed.notify_all()
                 case Dropped():
                     with self._changed:
@@ -318,10 +318,12 @@ class Link:
             owner, key, numbers = self._forgotten.popleft()
             if key.access >= 0 and key.worker.request:
                 released.append((owner, key))
-            for number in numbers:
-                self._landed.pop(number, None)
-                self._refused.pop(number, None)
-                self._since.pop(number, None)
+            with self._changed:
+                self.core.forget(numbers)
+                for number in numbers:
+                    self._landed.pop(number, None)
+                    self._refused.pop(number, None)
+                    self._since.pop(number, None)
         if released:
             self._decide(lambda: self.core.release(released))
 
@@ -343,9 +345,14 @@ class Link:
             self._decide(lambda: self.core.fail(worker, json.dumps(error)))
 
     def abandoned(self, worker: Worker) -> dict | None:
-        """The error with which another rank ended this worker, if one did."""
-        found = self._abandoned.get(worker)
-        return json.loads(found) if found is not None else None
+        """The error with which another rank ended this worker, once it is this rank's turn to."""
+        with self._changed:
+            found = self._abandoned.get(worker)
+            if found is None:
+                return None
+            if not (self.core.reached(worker, found.access) or self.core.ended(worker.request)):
+                return None
+        return json.loads(found.error)
 
     def finish(self, worker: Worker) -> None:
         """The worker makes no further access."""

@@ -20,6 +20,7 @@ from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator
 from ..core import Available, Decision, Verdict
 from ..errors import Missed
 from ..messages import Worker
+from ..schedule import REPLICATED
 from ..seat import Move, Seat
 from . import expression, lazy
 from .lazy import Base, LazyTensor
@@ -145,7 +146,7 @@ class PPMediator(Mediator):
             decision = self.seat.decision
             assert decision is not None
             scheduled = link.core.knows(provider)
-            if scheduled:
+            if scheduled or provider in REPLICATED:
                 with link._changed:
                     link.core.served(worker, decision.place)
                 self._seen = {}

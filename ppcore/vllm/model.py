@@ -36,6 +36,7 @@ class VLLM(NNsightVLLM):
         super().__init__(*args, **kwargs)
 
     def _load_meta(self, repo_id: str, **kwargs: Any) -> torch.nn.Module:
+        self._require_v1_model_runner()  # before vLLM's own configuration trips over it
         with platform.meta_build():
             return super()._load_meta(repo_id, **kwargs)
 

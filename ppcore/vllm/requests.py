@@ -89,7 +89,10 @@ class PPRequests(Requests):
 
     def harvest(self, finished: set[str]) -> None:
         self.shelve(finished)
-        # A request that nobody traced and that left nothing behind is gone: no collect will come.
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Be done with ended requests that left nothing to collect."""
         for name in self.link.core.requests:
             if self.link.core.ended(name) and name not in self.requests:
                 self.link.say_done(name)

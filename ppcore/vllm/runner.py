@@ -24,6 +24,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from ..core import Core
+from ..messages import Worker
 from ..runtime import exchange, stubs
 from ..runtime.calls import Calls
 from ..runtime.collect import Taken
@@ -147,6 +148,7 @@ class PipelineRunner:
         requests = self.nnsight_requests
         finished = set(finished_request_ids or [])
         wanted = set(request_ids) | finished
+        requests.shelve(finished)
         groups: dict[str, list[tuple[int, Request]]] = {}
         for request in list(requests.requests.values()):
             if request.named(wanted) and request.named(finished):
@@ -156,6 +158,7 @@ class PipelineRunner:
             engine_id: self._collect(engine_id, found, (outputs or {}).get(engine_id))
             for engine_id, found in groups.items()
         }
+        requests.sweep()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         reports = get_tp_group().rank_in_group == 0
@@ -166,7 +169,6 @@ class PipelineRunner:
         saves: dict[str, Any] = {}
         error, own = None, False
         for index, request in sorted(found, key=lambda item: item[0]):
-            requests.shelve({request.id})
             registered: dict[str, Any] = {}
             for taken in request.harvested.values():
                 registered.update(taken["saves"])
@@ -178,6 +180,7 @@ class PipelineRunner:
                         output.saves = dict(registered)
                     requests.serve_result(request.mediator, output)
                 requests.finish_dangling(request.mediator)
+                link.finish(Worker(request.id))
             own_saves = request.saves()
             for name, value in sorted(own_saves.items()):
                 saves[label(index, "saves", name)] = value

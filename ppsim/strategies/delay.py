@@ -28,8 +28,6 @@ class DelayBounding:
         if world.events in self._delays:
             self._current += 1
         start = self._current % count
-        best = min(
-            range(len(runnable)), key=lambda p: (runnable[p].number - start) % count
-        )
+        best = min(range(len(runnable)), key=lambda p: (runnable[p].number - start) % count)
         self._current = runnable[best].number
         return best

@@ -62,7 +62,7 @@ class Network:
                     self.landed[stage][number] = token
                 case Landed(number, _, reason):
                     self.refused[stage][number] = str(reason)
-                case Abandoned(worker, error):
+                case Abandoned(worker, _, error):
                     self.abandoned[stage][worker] = error
                 case Dropped(request):
                     self.dropped[stage].append(request)

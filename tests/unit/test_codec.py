@@ -128,15 +128,17 @@ leaves = (
     | st.integers(-(1 << 63), (1 << 63) - 1)
     | st.floats()
     | st.text(max_size=8)
-    | st.tuples(
-        st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)
-    ).map(lambda found: bits(found[0], *found[1]))
+    | st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)).map(
+        lambda found: bits(found[0], *found[1])
+    )
 )
 values = st.recursive(
     leaves,
-    lambda inner: st.lists(inner, max_size=4)
-    | st.lists(inner, max_size=4).map(tuple)
-    | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
@@ -152,7 +154,9 @@ def test_the_bytes_of_a_values_tensors_are_counted(value: Any) -> None:
     assert codec.size_bytes([value, torch.zeros(3)]) == codec.size_bytes(value) + 12
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"x", 1j, [object()], torch.float32], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, b"x", 1j, [object()], torch.float32], ids=lambda v: type(v).__name__
+)
 def test_what_is_no_data_does_not_cross(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot cross between stages"):
         codec.encode(value)

@@ -195,16 +195,6 @@ def test_a_dead_stage_is_not_waited_for(net: Network) -> None:
     assert net.cores[1].held("r") == {}
 
 
-def test_what_is_held_of_a_request_that_is_gone_leaves_nothing_behind(net: Network) -> None:
-    net.do(0, net.cores[0].say_held("r", "late"))
-    text = net.links[0, 1].popleft()
-    net.end(0, 1)
-    net.settle()
-    net.links[0, 1].append(text)
-    net.settle()
-    assert net.at_rest()
-
-
 # --- what can be seen -------------------------------------------------------------------------
 
 

@@ -214,13 +214,6 @@ def test_nothing_is_released_of_a_request_that_is_done(net: Network) -> None:
     assert "release" not in net.under_way()
 
 
-def test_a_release_of_a_request_unknown_here_leaves_nothing_behind(net: Network) -> None:
-    net.end(0, 1)
-    net.settle()
-    assert net.cores[0].take(1, Release((Key(WORKER, 0),))) == []
-    assert net.at_rest()
-
-
 def test_a_loop_that_keeps_nothing_holds_one_value_however_long(net: Network) -> None:
     for turn in range(50):
         key = net.read(0, A, "a").key

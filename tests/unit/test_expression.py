@@ -112,7 +112,9 @@ def test_only_named_operations_travel() -> None:
         assert ops.name_of(function) is None
 
 
-@pytest.mark.parametrize("name", ["T.map_", "t.load", "eval", "T.__class__", "P.grad_fn", "", "F.x"])
+@pytest.mark.parametrize(
+    "name", ["T.map_", "t.load", "eval", "T.__class__", "P.grad_fn", "", "F.x"]
+)
 def test_another_function_is_refused(name: str) -> None:
     text = json.dumps([[[name, [{"l": [0]}], {}]], {"r": 0}])
     with pytest.raises(ValueError, match="not an operation that a pull may carry"):

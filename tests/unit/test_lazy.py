@@ -327,7 +327,9 @@ def test_out_may_be_a_lazy(x: LazyTensor) -> None:
     assert view.tolist() == (X[0] + 1).tolist()
 
 
-def test_an_error_of_shapes_is_raised_at_the_line_that_makes_it(owner: Owner, x: LazyTensor) -> None:
+def test_an_error_of_shapes_is_raised_at_the_line_that_makes_it(
+    owner: Owner, x: LazyTensor
+) -> None:
     with pytest.raises(RuntimeError):
         x + torch.zeros(5)
     with pytest.raises(IndexError):

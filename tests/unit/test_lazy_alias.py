@@ -54,7 +54,9 @@ EDITS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edit_is_recorded_and_read_back_as_on_a_real_tensor(owner: Owner, edit: Callable) -> None:
+def test_an_edit_is_recorded_and_read_back_as_on_a_real_tensor(
+    owner: Owner, edit: Callable
+) -> None:
     real, found = X.clone(), owner.read(X)
     edit(real)
     edit(found)

@@ -110,7 +110,9 @@ def test_stubs_of_one_class_share_a_class() -> None:
     assert type(stubs.make("a", info)) is type(stubs.make("b", info))
 
 
-@pytest.mark.parametrize("path", ["no.such.module:Thing", "torch:nothing", "json:dumps", "math:pi", ":"])
+@pytest.mark.parametrize(
+    "path", ["no.such.module:Thing", "torch:nothing", "json:dumps", "math:pi", ":"]
+)
 def test_a_class_that_cannot_be_found_here_becomes_a_plain_module(path: str) -> None:
     stub = stubs.make("model.x", ModuleInfo(path, {"k": 1}))
     assert isinstance(stub, torch.nn.Module)

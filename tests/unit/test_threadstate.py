@@ -193,6 +193,8 @@ def test_the_forward_may_change_its_own_state_between_a_workers_turns() -> None:
         assert worker.resume() is True
         assert torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
+        worker.resume()
+        assert torch.is_inference_mode_enabled()
 
 
 def test_a_worker_that_raises_inside_a_context_leaves_the_forward_as_it_was() -> None:

@@ -1,0 +1,35 @@
+"""The catalogue of planted bugs: every one applies, leaves no trace, and most are found at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppsim import mutants
+from ppsim.mutants import CATALOGUE, Misplaced, Mutant, planted
+
+
+def test_every_mutant_applies_to_the_code_as_it_is_and_is_taken_out_again() -> None:
+    from ppcore.core import Core
+    from ppcore.seat import Seat
+
+    before = (dict(Core.__dict__), dict(Seat.__dict__))
+    for mutant in CATALOGUE:
+        with planted(mutant):
+            pass
+    assert (dict(Core.__dict__), dict(Seat.__dict__)) == before
+
+
+def test_names_are_unique_and_there_are_enough() -> None:
+    assert len({mutant.name for mutant in CATALOGUE}) == len(CATALOGUE) >= 60
+    assert sum(mutant.layer in ("core", "seat") for mutant in CATALOGUE) >= 30
+
+
+def test_a_mutant_whose_text_is_gone_says_so() -> None:
+    gone = Mutant("gone", "ppcore.core:Core.end", "no such text", "")
+    with pytest.raises(Misplaced, match="occurs 0 times"), planted(gone):
+        pass
+
+
+@pytest.mark.parametrize("name", [mutant.name for mutant in CATALOGUE][::6])
+def test_the_fuzzer_finds_a_sample(name: str) -> None:
+    assert mutants.hunt(mutants.named(name), executions=2000, seconds=10).killed
