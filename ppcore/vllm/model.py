@@ -32,11 +32,12 @@ class VLLM(NNsightVLLM):
 
     def __init__(self, *args: Any, pull_timeout_s: float = 300.0, **kwargs: Any) -> None:
         self._pull_timeout_s = pull_timeout_s
+        if args and isinstance(args[0], str):
+            self._require_v1_model_runner()  # before vLLM's own configuration trips over it
         kwargs.setdefault("envoys", staged_envoys())
         super().__init__(*args, **kwargs)
 
     def _load_meta(self, repo_id: str, **kwargs: Any) -> torch.nn.Module:
-        self._require_v1_model_runner()  # before vLLM's own configuration trips over it
         with platform.meta_build():
             return super()._load_meta(repo_id, **kwargs)
 

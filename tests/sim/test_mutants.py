@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ppsim import mutants
-from ppsim.mutants import CATALOGUE, Misplaced, Mutant, planted
+from ppsim.mutants import CATALOGUE, HARD, Misplaced, Mutant, planted
 
 
 def test_every_mutant_applies_to_the_code_as_it_is_and_is_taken_out_again() -> None:
@@ -30,6 +30,6 @@ def test_a_mutant_whose_text_is_gone_says_so() -> None:
         pass
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in CATALOGUE][::6])
+@pytest.mark.parametrize("name", sorted({mutant.name for mutant in CATALOGUE} - HARD)[::6])
 def test_the_fuzzer_finds_a_sample(name: str) -> None:
     assert mutants.hunt(mutants.named(name), executions=2000, seconds=10).killed

@@ -1,0 +1,1 @@
+"""Long fuzzing of the simulator; see `fuzz.__main__`."""
