@@ -335,10 +335,13 @@ class Core:
         return key, owner
 
     def reached(self, worker: Worker, access: int) -> bool:
-        """Whether the worker has made every access before number ``access`` on this rank."""
+        """Whether the worker is past every access before number ``access`` on this rank.
+
+        The access that it is parked on has its number already, and is not behind it.
+        """
         state = self._requests.get(worker.request)
         seat = state.workers.get(worker.block) if state is not None else None
-        return seat is not None and seat.next_access >= access
+        return seat is not None and seat.next_access > access
 
     def finish(self, worker: Worker) -> list[Effect]:
         """The worker makes no further access: pulls that wait for one are answered never."""
@@ -431,11 +434,6 @@ class Core:
             ]
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Nobody waits for these pulls any more: their answers are dropped when they come."""
-        for number in numbers:
-            self._asked.pop(number, None)
 
     def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
         """This rank can force these values (owner, key) no more: one message an owner."""

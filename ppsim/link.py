@@ -202,7 +202,6 @@ class Link:
             (owner, key) for owner, key, _ in lost if key.access >= 0 and key.worker.request
         ]
         for _, _, numbers in lost:
-            self.core.forget(numbers)
             for number in numbers:
                 self.landed.pop(number, None)
                 self.refused.pop(number, None)

@@ -97,6 +97,8 @@ class Link:
                     self._answer(effect.peer, effect.number, lambda e=effect: self._description(e))
                 case Landed():
                     with self._changed:
+                        if effect.number not in self._since:
+                            continue  # nobody needs it any more
                         if effect.reason is not None:
                             self._refused[effect.number] = effect.reason
                         else:
@@ -291,12 +293,13 @@ class Link:
         """Ask ``owner`` what structure a call returns (spelled, see `calls`); blocks."""
         with self._changed:
             number, effects = self.core.probe(owner, call)
+            self._since[number] = time.monotonic()
         self._carry_out(effects)
         self.wait([number])
         try:
             return self._value(number)
         finally:
-            self._landed.pop(number, None)
+            self._drop([number])
 
     def forgotten(self, base: Base) -> None:
         """A destructor's word that ``base`` is needed no more."""
@@ -318,14 +321,17 @@ class Link:
             owner, key, numbers = self._forgotten.popleft()
             if key.access >= 0 and key.worker.request:
                 released.append((owner, key))
-            with self._changed:
-                self.core.forget(numbers)
-                for number in numbers:
-                    self._landed.pop(number, None)
-                    self._refused.pop(number, None)
-                    self._since.pop(number, None)
+            self._drop(numbers)
         if released:
             self._decide(lambda: self.core.release(released))
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """Nobody needs these pulls any more, whether they are answered or not."""
+        with self._changed:
+            for number in numbers:
+                self._landed.pop(number, None)
+                self._refused.pop(number, None)
+                self._since.pop(number, None)
 
     def publish(self, key: Key, location: str, value: Any) -> None:
         """This rank's worker read ``value``: keep it as it is now for whoever asks."""
@@ -335,9 +341,20 @@ class Link:
                 return
         from .lazy import map_tensors
 
-        kept = map_tensors(value, lambda path, tensor: tensor.detach().clone())
+        kept = map_tensors(value, lambda path, tensor: self._keep(tensor))
         size = codec.size_bytes(kept)
         self._decide(lambda: self.core.publish(key, location, kept, size))
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that later work cannot change.
+
+        On an accelerator it is taken to the host here, in the order of the forward's stream: a copy
+        from the thread that answers pulls would race with what the forward does next.
+        """
+        if tensor.device.type == "cpu":
+            return tensor.detach().clone()
+        self.host_copies += 1
+        return tensor.detach().to("cpu")
 
     def failed(self, worker: Worker, error: dict) -> None:
         """The worker raised here: tell every rank."""
@@ -353,6 +370,12 @@ class Link:
             if not (self.core.reached(worker, found.access) or self.core.ended(worker.request)):
                 return None
         return json.loads(found.error)
+
+    def told(self, worker: Worker) -> dict | None:
+        """The error with which another rank ended this worker, whatever this one has reached."""
+        with self._changed:
+            found = self._abandoned.get(worker)
+        return json.loads(found.error) if found is not None else None
 
     def finish(self, worker: Worker) -> None:
         """The worker makes no further access."""

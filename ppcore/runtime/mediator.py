@@ -18,7 +18,7 @@ from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator, Pending
 
 from ..core import Available, Decision, Verdict
-from ..errors import Missed
+from ..errors import Missed, PPError
 from ..messages import Worker
 from ..schedule import REPLICATED
 from ..seat import Move, Seat
@@ -62,6 +62,7 @@ class PPMediator(Mediator):
         adopted.seat = Seat(link.core, worker)
         adopted.held = None
         adopted._resume_with = None
+        adopted._reported = False
         adopted._seen = {}
         adopted._rows = {}
         draws = None
@@ -74,6 +75,8 @@ class PPMediator(Mediator):
     _resume_with: Callable[[], Any] | None
     # What this worker sees of the visit that its clock stands at: location -> value.
     _seen: dict[Any, Any]
+    # Whether this worker's end by an error is known to the other ranks.
+    _reported: bool
     # Turn -> the rows that this worker had in it. A worker may act in a turn after its rank is through
     # with it: it was parked for a value of a later stage.
     _rows: dict[int, Rows]
@@ -116,11 +119,12 @@ class PPMediator(Mediator):
     def _resume(self, *args: Any) -> Any:
         self._state.enter()
         try:
-            return super().switch(*args)
+            pending = super().switch(*args)
         finally:
             self._state.leave()
-            if not self.alive:
-                self.link.finish(self.worker_id)
+        if not self.alive:
+            self.link.finish(self.worker_id)
+        return pending
 
     def handle(self, provider: str, value: Any) -> Any:
         pending = self.pending
@@ -166,9 +170,17 @@ class PPMediator(Mediator):
         return value
 
     def _report(self, error: Exception) -> None:
-        """Tell the other ranks that this worker raised."""
-        if not isinstance(error, EarlyStopException) and not getattr(self, "_reported", False):
-            self._reported = True
+        """This worker raised: tell the other ranks, unless one of them is the cause."""
+        if isinstance(error, EarlyStopException):
+            self.link.finish(self.worker_id)
+            return
+        if self._reported:
+            return
+        self._reported = True
+        cause = self.link.told(self.worker_id) if isinstance(error, PPError) else None
+        if cause is not None:
+            self.abandon(cause)
+        else:
             self.link.failed(self.worker_id, dict(capture_exception(error)))
 
     # --- the protocol's side ------------------------------------------------------------------
@@ -266,11 +278,12 @@ class PPMediator(Mediator):
         except Exception as error:
             self._state.enter()
             try:
-                return self.worker.throw(error)
+                pending = self.worker.throw(error)
             finally:
                 self._state.leave()
-                if not self.alive:
-                    self.link.finish(self.worker_id)
+            if not self.alive:
+                self.link.finish(self.worker_id)
+            return pending
         return self._resume(found)
 
     def opened(self, rows: Rows) -> None:

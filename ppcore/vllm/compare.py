@@ -16,13 +16,14 @@ import torch
 
 __all__ = ["Comparison", "compare", "plain"]
 
-#: dtype -> (relative, absolute) tolerance for results of requests that shared a batch: a few units in the last
-#: place of a sum over the hidden size, carried through the layers.
+#: dtype -> how far two results of requests that shared a batch may be apart, as a part of the largest value of
+#: their tensor: a few units in its last place, carried through the layers. Measured on one stage: 1.4e-2 in
+#: bfloat16 over 30 layers.
 TOLERANCE = {
-    torch.float64: (1e-6, 1e-8),
-    torch.float32: (1e-4, 1e-4),
-    torch.bfloat16: (3e-2, 1e-1),
-    torch.float16: (5e-3, 1e-2),
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 6e-2,
 }
 
 
@@ -94,8 +95,7 @@ def _floats(one: float, other: float, at: str, exact: bool, found: Comparison) -
         return
     gap = abs(one - other)
     found.largest_difference = max(found.largest_difference, gap)
-    relative, absolute = TOLERANCE[torch.float32]
-    if exact or not math.isclose(one, other, rel_tol=relative, abs_tol=absolute):
+    if exact or not math.isclose(one, other, rel_tol=TOLERANCE[torch.float32]):
         found.differences.append(f"{at}: {one!r} against {other!r}")
 
 
@@ -118,13 +118,14 @@ def _tensors(
     apart = ~((a == b) | (a.isnan() & b.isnan()))
     if not bool(apart.any()):
         return
-    gap = float((a - b)[apart].abs().max())
-    found.largest_difference = max(found.largest_difference, gap if gap == gap else math.inf)
-    relative, absolute = TOLERANCE.get(one.dtype, (0.0, 0.0))
-    if exact or not torch.allclose(a, b, rtol=relative, atol=absolute, equal_nan=True):
+    # Infinite where a NaN or an infinity meets anything else: no tolerance covers that.
+    gap = float((a - b)[apart].abs().nan_to_num(nan=math.inf, posinf=math.inf).max())
+    found.largest_difference = max(found.largest_difference, gap)
+    largest = float(torch.maximum(a.abs(), b.abs()).nan_to_num(posinf=0.0).max())
+    if exact or gap > TOLERANCE.get(one.dtype, 0.0) * largest:
         found.differences.append(
             f"{at}: {int(apart.sum())} of {one.numel()} values differ, by up to {gap:.3g} "
-            f"(largest value {float(a.abs().max()):.3g})"
+            f"(largest value {largest:.3g})"
         )
 
 

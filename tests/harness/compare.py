@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,18 +33,21 @@ def assert_same(found: Any, expected: Any, where: str = "result") -> None:
 
 
 def attempt(run: Callable[..., Any], client: Any, *args: Any) -> tuple[Any, Any]:
-    """What a run returned, or the kind and text of its error."""
+    """What a run returned, or the kind of its error and the block's line."""
     try:
         return run(client, *args), None
     except Exception as error:
-        return None, (type(error).__name__, str(error).strip().splitlines()[-1])
+        text = str(error)
+        lines = re.findall(r"line (\d+)", text)
+        first = (text.splitlines() or [""])[0]
+        return None, (type(error).__name__, first, lines[-1] if lines else "")
 
 
 def same_runs(run: Callable[..., Any], reference: Any, staged: Any, *args: Any) -> Any:
     """Run on both: same results or error, tokens, warnings on every stage."""
     expected, raised = attempt(run, reference, *args)
     found, raised_there = attempt(run, staged, *args)
-    assert raised_there == raised
+    assert raised_there == raised, (raised_there, raised)
     assert_same(found, expected)
     for one, other in zip(staged.last, reference.last, strict=True):
         assert one.tokens == other.tokens

@@ -145,6 +145,8 @@ class Stage:
         self.peak_entries = 0
         if not getattr(_local, "depth", 0):
             inc()
+        if self.link is not None:
+            _saves().clear()  # ids of an earlier run's values, which others may have by now
         while waiting or self.requests:
             for job in [job for job in waiting if job.start <= number]:
                 waiting.remove(job)

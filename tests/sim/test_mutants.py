@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppsim import mutants
+from ppsim import fuzz, generate, mutants
 from ppsim.mutants import CATALOGUE, HARD, Misplaced, Mutant, planted
 
 
@@ -28,6 +28,16 @@ def test_a_mutant_whose_text_is_gone_says_so() -> None:
     gone = Mutant("gone", "ppcore.core:Core.end", "no such text", "")
     with pytest.raises(Misplaced, match="occurs 0 times"), planted(gone):
         pass
+
+
+def test_code_that_fails_without_the_bug_is_no_find() -> None:
+    # With a broken core every execution fails, and none of that is the mutant's doing.
+    with planted(mutants.named("never-woken")):
+        found = mutants.hunt(mutants.named("done-not-said"), executions=6, seconds=10)
+        broken = [fuzz.execute(generate.case(s), fuzz.strategy_of(s)).failure for s in range(6)]
+    assert any(broken)
+    if all(broken):
+        assert not found.killed
 
 
 @pytest.mark.parametrize("name", sorted({mutant.name for mutant in CATALOGUE} - HARD)[::6])

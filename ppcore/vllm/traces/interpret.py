@@ -86,7 +86,7 @@ def patch_sweep(model: Any, ctx: Context) -> dict[str, Any]:
         for n, i in enumerate(layers):
             with tracer.invoke(ctx.prompt):
                 model.model.layers[i].mlp.output[-1] = donor[i]
-                effects[n] = model.logits.float().clone()
+                effects[n] = model.logits.clone()
     return {"effects": list(effects)}
 
 

@@ -72,7 +72,7 @@ def sixteen_invokes(model: Any, ctx: Context) -> dict[str, Any]:
                 for _ in tracer.iter[:3]:
                     h = model.model.layers[early].mlp.output[-1].clone()
                     model.model.layers[late].mlp.output[-1] += h * (n / 8)
-                    mine.append(model.logits.float().clone())
+                    mine.append(model.logits.clone())
                 rows[n] = mine
     return {"rows": [list(mine) for mine in rows]}
 

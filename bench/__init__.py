@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured within one run, never times compared across runs."""

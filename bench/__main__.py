@@ -1,0 +1,34 @@
+"""``python -m bench [--json FILE]``: run the benchmarks and print their ratios.
+
+Only untraced requests are measured so far; the rest of the table in issue 6 is not built yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from . import untraced
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of runs to compare")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each run")
+    args = parser.parse_args()
+    result = {"untraced": untraced.run(pairs=args.pairs, tokens=args.tokens)}
+    found = result["untraced"]
+    print(
+        f"untraced, {found['stages']} stages: {found['ratio']:.3f} x vLLM's own worker "
+        f"(quartiles {found['quartiles'][0]:.3f}-{found['quartiles'][1]:.3f}, "
+        f"same tokens: {found['same_tokens']})"
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
