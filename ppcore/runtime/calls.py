@@ -94,11 +94,17 @@ class Calls:
         """A worker reads a parameter of a module that another stage holds."""
         link = self.interleaver.link
         assert link is not None
-        owner = min(link.core.home(path))
-        key = Key(Worker(mediator.worker_id.request, mediator.worker_id.block), STATIC)
-        base = Base(link, key, f"{path}.{name}", owner, ALWAYS)
-        shape, dtype = info.parameters[name]
-        return lazy.leaf(base, (0,), shape, dtype, link.device)
+        location = f"{path}.{name}"
+        kept = mediator.__dict__.setdefault("_parameters", {})
+        if location not in kept:
+            # Kept for as long as the worker lives: it is one tensor to the block however often it is
+            # read, it crosses once, and its pull is answered once.
+            owner = min(link.core.home(path))
+            key = Key(Worker(mediator.worker_id.request, mediator.worker_id.block), STATIC)
+            base = Base(link, key, location, owner, ALWAYS)
+            shape, dtype = info.parameters[name]
+            kept[location] = lazy.leaf(base, (0,), shape, dtype, link.device)
+        return kept[location]
 
     def _path(self, value: Any) -> str:
         module = module_of(value)

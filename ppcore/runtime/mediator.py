@@ -9,8 +9,9 @@ opens or a value lands.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,6 +126,15 @@ class PPMediator(Mediator):
         if not self.alive:
             self.link.finish(self.worker_id)
         return pending
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """While the worker is entered past `switch`: unwound at the end of its request."""
+        self._state.enter()
+        try:
+            yield
+        finally:
+            self._state.leave()
 
     def handle(self, provider: str, value: Any) -> Any:
         pending = self.pending

@@ -6,7 +6,8 @@ sends and a thread that receives, so that the forward never waits for a lock tha
 
 gloo's behaviour shapes [`GlooTransport`][ppcore.runtime.transport.GlooTransport]: a send is a
 rendezvous, a receive can be neither polled nor cancelled, and a message larger than the posted
-buffer ends the receiver. So every direction of every pair has a group of its own (two ranks that
+buffer ends the receiver. A small message takes as long as a block, so what has queued up while one was
+under way goes out together. So every direction of every pair has a group of its own (two ranks that
 send first do not deadlock), one thread uses each group, receives are of a size that both know
 (`wire.BLOCK`), and a listener is ended by a message, not by a time-out.
 """
@@ -45,6 +46,9 @@ class Transport(Protocol):
 
 #: The text of a sender's last frame; the receiver stops listening.
 BYE = "bye []"
+
+#: Between the texts of one frame; JSON has no bare line end.
+_SEPARATOR = "\n"
 
 
 class GlooTransport:
@@ -129,7 +133,7 @@ class GlooTransport:
         block = torch.zeros(wire.BLOCK, dtype=torch.uint8)
         view = memoryview(block.numpy())
         while True:
-            text, payload = frames.get()
+            text, payload = _batch(frames)
             coded = text.encode()
             parts = wire.header(len(coded), len(payload)) + coded
             try:
@@ -148,7 +152,7 @@ class GlooTransport:
                 if not self._closing:
                     on_death(peer, _first_line(error))
                 return
-            if text == BYE:
+            if text.endswith(BYE):
                 return
 
     def _listen_loop(self, peer: int, on_frame: OnFrame, on_death: OnDeath) -> None:
@@ -165,16 +169,32 @@ class GlooTransport:
                     dist.recv(frame[wire.BLOCK :], src=source, group=group)
                     view = memoryview(frame.numpy())
                 end = wire.HEADER + found.text_bytes
-                text = str(view[wire.HEADER : end], "utf-8")
-                if text == BYE:
+                *earlier, last = str(view[wire.HEADER : end], "utf-8").split(_SEPARATOR)
+                for text in earlier:
+                    on_frame(peer, text, view[:0])
+                if last == BYE:
                     if not self._closing:
                         on_death(peer, "it left")
                     return
-                on_frame(peer, text, view[end : end + found.payload_bytes])
+                on_frame(peer, last, view[end : end + found.payload_bytes])
             except Exception as error:
                 if not self._closing:
                     on_death(peer, _first_line(error))
                 return
+
+
+def _batch(frames: queue.SimpleQueue) -> tuple[str, bytes | bytearray]:
+    """What waits to be sent, as one frame: texts up to the first that has a payload, or is the last."""
+    text, payload = frames.get()
+    texts, size = [text], len(text)
+    while not payload and text != BYE and size < wire.BLOCK // 2:
+        try:
+            text, payload = frames.get_nowait()
+        except queue.Empty:
+            break
+        texts.append(text)
+        size += len(text)
+    return _SEPARATOR.join(texts), payload
 
 
 def _first_line(error: BaseException) -> str:

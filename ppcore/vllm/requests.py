@@ -104,6 +104,13 @@ class PPRequests(Requests):
                 self.settle(request)
         super().harvest(finished)
 
+    def finish_dangling(
+        self, mediator: Any, taps: frozenset = frozenset(), quiet: bool = False
+    ) -> None:
+        if isinstance(mediator, PPMediator) and mediator.alive:
+            with mediator.inside():
+                super().finish_dangling(mediator, taps, quiet)
+
     def serve_result(self, mediator: Any, output: Any) -> None:
         try:
             super().serve_result(mediator, output)

@@ -28,6 +28,9 @@ REPO = Path(__file__).resolve().parents[2]
 #: Nothing here takes longer, unless it hangs.
 ANSWER_TIMEOUT_S = 40.0
 
+#: Starting is importing torch and nnsight, on cores that others may use too.
+START_TIMEOUT_S = 120.0
+
 _ids = itertools.count()
 
 
@@ -113,7 +116,7 @@ class Cluster:
 
     def wait_ready(self) -> None:
         for stage in range(self.stages):
-            self.answer(stage)
+            self.answer(stage, START_TIMEOUT_S)
         self.before = self.after = self.each(status)
 
     def send(self, stage: int, function: Callable, *args: Any) -> None:
@@ -140,6 +143,10 @@ class Cluster:
             self.send(stage, function, *args)
         return [self.answer(stage) for stage in range(self.stages)]
 
+    def on(self, stage: int, function: Callable, *args: Any) -> Any:
+        self.send(stage, function, *args)
+        return self.answer(stage)
+
     def serve(self, jobs: list[Job]) -> dict[str, Outcome]:
         """Run the requests; afterwards nothing may be left of them on any rank."""
         self.before = self.after
@@ -148,7 +155,13 @@ class Cluster:
         for stage, found in enumerate(self.after):
             left = {
                 name: found[name]
-                for name in ("requests", "workers", "buffer_entries", "buffer_bytes", "pending_pulls")
+                for name in (
+                    "requests",
+                    "workers",
+                    "buffer_entries",
+                    "buffer_bytes",
+                    "pending_pulls",
+                )
             }
             assert not any(left.values()), f"left on stage {stage}: {left}"
         return outcomes(answers)
@@ -156,7 +169,8 @@ class Cluster:
     def moved(self, name: str) -> list[int]:
         """How much a total grew in the last run, for each stage."""
         return [
-            after[name] - before[name] for after, before in zip(self.after, self.before, strict=True)
+            after[name] - before[name]
+            for after, before in zip(self.after, self.before, strict=True)
         ]
 
     def kill(self, stage: int) -> None:

@@ -11,6 +11,7 @@ import pickle
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -383,7 +384,8 @@ class Stage:
             return
         error, expected = dangling_unwind(mediator)
         try:
-            mediator.worker.throw(error)
+            with mediator.inside() if isinstance(mediator, PPMediator) else nullcontext():
+                mediator.worker.throw(error)
         except BaseException as thrown:
             if expected is not None and thrown is error:
                 request.warnings.append(expected)
@@ -442,4 +444,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from tests.harness.stage import main as run_as_imported  # what is pickled names this module
+
+    run_as_imported()

@@ -30,7 +30,9 @@ def test_values_of_every_stage_are_saved_as_on_one_rank_and_nothing_moves(
     assert cluster.moved("pulled_bytes_total") == [0, 0]
 
 
-def test_a_tuple_read_before_a_fused_kernel_overwrites_it_is_pulled_as_it_was_read(both: Any) -> None:
+def test_a_tuple_read_before_a_fused_kernel_overwrites_it_is_pulled_as_it_was_read(
+    both: Any,
+) -> None:
     def run(model: Any) -> Any:
         with model.trace(PROMPT):
             hidden, residual = model.model.layers[0].output
@@ -42,7 +44,9 @@ def test_a_tuple_read_before_a_fused_kernel_overwrites_it_is_pulled_as_it_was_re
     both(run)
 
 
-def test_a_write_of_a_later_value_from_an_earlier_one_pulls_it_once(both: Any, cluster: Any) -> None:
+def test_a_write_of_a_later_value_from_an_earlier_one_pulls_it_once(
+    both: Any, cluster: Any
+) -> None:
     def run(model: Any) -> Any:
         with model.trace(PROMPT):
             early = model.model.layers[0].mlp.output.clone()
@@ -263,7 +267,9 @@ def test_a_parameter_of_another_stage_is_read(both: Any) -> None:
         with model.trace(PROMPT):
             h = model.model.layers[2].mlp.output
             model.model.layers[2].mlp.output = h + model.model.layers[0].mlp.down.bias
-            norm = (model.model.layers[0].norm.weight * model.model.layers[3].norm.weight).sum().save()
+            norm = (
+                (model.model.layers[0].norm.weight * model.model.layers[3].norm.weight).sum().save()
+            )
             shape = model.model.layers[3].mlp.up.weight.shape
             kept = [tuple(shape), model.model.layers[3].attention.heads].save()
             logits = model.logits.save()
@@ -303,9 +309,9 @@ def test_a_block_that_parks_within_a_torch_context_leaves_the_forwards_state(bot
     def run(model: Any) -> Any:
         with model.trace(PROMPT):
             with torch.inference_mode(False), torch.enable_grad():
-                x = model.model.layers[0].mlp.output.clone().requires_grad_()
+                model.model.layers[0].mlp.output
                 inside = [torch.is_grad_enabled()]
-                y = model.model.layers[2].mlp.output
+                model.model.layers[2].mlp.output
                 inside.append(torch.is_grad_enabled())
             kept = inside.save()
             logits = model.logits.save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ppcore.core import ALWAYS, STATIC
-from ppcore.messages import Key, Release, Reply, Worker
+from ppcore.messages import Key, Reply, Worker
 from tests.unit.network import LOGITS, THREE, WORKER, A, B, Network
 
 
