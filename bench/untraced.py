@@ -87,7 +87,9 @@ def run(*, stages: int = 2, tokens: int = 64, pairs: int = 15) -> dict[str, Any]
 
         for kind in engines:
             once(kind)
-        ratios, seconds, same = [], {"ours": [], "vllm": []}, True
+        ratios: list[float] = []
+        seconds: dict[str, list[float]] = {"ours": [], "vllm": []}
+        same = True
         for pair in range(pairs):
             order = ("ours", "vllm") if pair % 2 else ("vllm", "ours")
             found = {kind: once(kind) for kind in order}

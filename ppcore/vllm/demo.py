@@ -175,7 +175,7 @@ def _perform(
                 continue
             outcome = _one(engine, name)
             if engine.broken:
-                why = outcome.failure
+                why = outcome.failure or ""
                 engine.stop()
                 engine, restarts = None, restarts + 1
             yield name, outcome
