@@ -142,7 +142,7 @@ def engine_settings(checkpoint: str | Path, stages: int) -> dict[str, Any]:
     except (OSError, ValueError):
         longest = None
     if not torch.cuda.is_available():
-        # As fast as half precision there, and the noise of a batch stays small against a real difference.
+        # Slower than half precision, but a wrong value stands out from rounding.
         settings["dtype"] = "float32"
     if longest:
         settings["max_model_len"] = min(settings["max_model_len"], int(longest))

@@ -173,6 +173,14 @@ class Cluster:
             for after, before in zip(self.after, self.before, strict=True)
         ]
 
+    def answers(self) -> bool:
+        """Whether every stage is there and listens."""
+        try:
+            self.after = self.each(status)
+        except (OSError, RuntimeError, StageError, TimeoutError):
+            return False
+        return True
+
     def kill(self, stage: int) -> None:
         self.processes[stage].kill()
         self.processes[stage].wait(10)

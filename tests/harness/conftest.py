@@ -36,21 +36,35 @@ def reference() -> Any:
     return Client(Reference())
 
 
-@pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """The processes of a column; a module says how many stages with ``STAGES``."""
+@pytest.fixture(scope="session")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Any]]:
+    """The processes of a column of so many stages: started once, and anew after a failure."""
     from tests.harness.cluster import Cluster
 
-    stages = getattr(request.module, "STAGES", 2)
-    found = Cluster(stages, tmp_path_factory.mktemp("column"))
-    try:
-        found.wait_ready()
-        yield found
-    finally:
-        found.stop()
+    running: dict[int, Cluster] = {}
+
+    def get(stages: int) -> Cluster:
+        found = running.get(stages)
+        if found is not None and not found.answers():
+            running.pop(stages).stop()
+            found = None
+        if found is None:
+            found = running[stages] = Cluster(stages, tmp_path_factory.mktemp("column"))
+            found.wait_ready()
+        return found
+
+    yield get
+    for cluster in running.values():
+        cluster.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, columns: Callable[[int], Any]) -> Any:
+    """The processes of a column; a module says how many stages with ``STAGES``."""
+    return columns(getattr(request.module, "STAGES", 2))
+
+
+@pytest.fixture
 def staged(cluster: Any) -> Any:
     """A client of the column."""
     from tests.harness.cluster import Client

@@ -49,6 +49,14 @@ def gives_up(stage: Stage) -> None:
     stage.link.finish(WORKER)
 
 
+def wind_up(stage: Stage) -> list[str]:
+    assert stage.link is not None
+    stage.link.end(WORKER.request)
+    stage.link.say_done(WORKER.request)
+    stage.link.wait_drained()
+    return stage.link.core.requests
+
+
 def alive(stage: Stage) -> int:
     return stage.stage
 
@@ -94,19 +102,7 @@ def test_a_killed_rank_ends_the_wait_on_it_within_seconds_and_is_named(pair: Clu
     assert time.monotonic() - started < 10
     assert text.startswith("PeerDied: stage 0 is gone (")
     assert LOCATION in text
-    # And whoever asks later is told at once.
+    # Whoever asks later is told at once, and the end of the request waits for nobody.
     pair.send(1, force_in_vain, 60.0)
     assert fails(pair, 1, 5).startswith("PeerDied: stage 0 is gone")
-
-
-def test_draining_does_not_wait_for_the_dead(pair: Cluster) -> None:
-    pair.kill(0)
     assert pair.on(1, wind_up) == []
-
-
-def wind_up(stage: Stage) -> list[str]:
-    assert stage.link is not None
-    stage.link.end(WORKER.request)
-    stage.link.say_done(WORKER.request)
-    stage.link.wait_drained()
-    return stage.link.core.requests
