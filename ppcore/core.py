@@ -141,7 +141,7 @@ class _Request:
     # Pulls that came before their value.
     waiting: dict[Key, list[tuple[int, Pull]]] = field(default_factory=dict)
     # What this rank has asked for: a name is asked for once.
-    names: dict[tuple[Key, str, str], int] = field(default_factory=dict)
+    names: dict[Key, dict[tuple[str, str], int]] = field(default_factory=dict)
     # Peers that will not ask for a value that is not published yet.
     released: dict[Key, set[int]] = field(default_factory=dict)
     held: dict[int, str] = field(default_factory=dict)
@@ -409,8 +409,8 @@ class Core:
 
         Returns the pull's number and what to do.
         """
-        names = self._request(key.worker.request).names
-        name = (key, location, expression)
+        names = self._request(key.worker.request).names.setdefault(key, {})
+        name = (location, expression)
         number = names.get(name)
         if number is not None:
             return number, []
@@ -434,6 +434,12 @@ class Core:
             ]
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
+
+    def forget(self, key: Key) -> None:
+        """Nobody here holds what was pulled of ``key`` any more: asked again, it is pulled again."""
+        state = self._requests.get(key.worker.request)
+        if state is not None:
+            state.names.pop(key, None)
 
     def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
         """This rank can force these values (owner, key) no more: one message an owner."""

@@ -106,20 +106,29 @@ class Template:
             assert isinstance(found, int)
             return found
 
-        def build(part: Any, path: tuple) -> Any:
-            if isinstance(part, Shape):
-                shape = [extent(found) for found in part.extents]
-                return lazy.leaf(base, path, shape, part.dtype, device)
-            if isinstance(part, tuple):
-                items = [build(item, (*path, i)) for i, item in enumerate(part)]
-                return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
-            if isinstance(part, list):
-                return [build(item, (*path, i)) for i, item in enumerate(part)]
-            if isinstance(part, dict):
-                return {key: build(item, (*path, key)) for key, item in part.items()}
-            return part
+        def leaf(part: Shape, path: tuple) -> Any:
+            shape = [extent(found) for found in part.extents]
+            return lazy.leaf(base, path, shape, part.dtype, device)
 
-        return build(self.structure, ())
+        return _build(self.structure, (), leaf)
+
+
+def _build(part: Any, path: tuple, leaf: Any) -> Any:
+    """``part`` with each `Shape` replaced by ``leaf(shape, path)``.
+
+    A function of the module: one that called itself by a closure would be a cycle, and keep what it
+    closes over until the collector runs.
+    """
+    if isinstance(part, Shape):
+        return leaf(part, path)
+    if isinstance(part, tuple):
+        items = [_build(item, (*path, i), leaf) for i, item in enumerate(part)]
+        return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
+    if isinstance(part, list):
+        return [_build(item, (*path, i), leaf) for i, item in enumerate(part)]
+    if isinstance(part, dict):
+        return {key: _build(item, (*path, key), leaf) for key, item in part.items()}
+    return part
 
 
 def _map_leaves(value: Any, shape: Any) -> Any:

@@ -322,6 +322,8 @@ class Link:
             if key.access >= 0 and key.worker.request:
                 released.append((owner, key))
             self._drop(numbers)
+            with self._changed:
+                self.core.forget(key)
         if released:
             self._decide(lambda: self.core.release(released))
 

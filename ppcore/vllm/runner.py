@@ -30,6 +30,7 @@ from ..runtime.calls import Calls
 from ..runtime.collect import Taken
 from ..runtime.interleaver import PPInterleaver, Recording
 from ..runtime.link import Link
+from ..runtime.saved import watch_saves
 from ..runtime.transport import GlooTransport
 from ..saves import spell_leaves, union
 from .engine import label
@@ -129,6 +130,10 @@ class PipelineRunner:
         return recordings
 
     # --- a step -------------------------------------------------------------------------------
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        watch_saves()  # on the thread that the workers run on
+        return super().execute_model(*args, **kwargs)  # type: ignore[misc]
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         self.nnsight_requests.check_abandoned()

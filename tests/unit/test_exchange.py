@@ -154,7 +154,6 @@ def test_in_a_step_of_single_tokens_rows_of_sequences_are_narrowed_like_tokens()
     assert lazies_of(torch.zeros(11, 50), Rows(tokens=1, sequences=4, total=4)).shape == (1, 50)
 
 
-@pytest.mark.xfail(reason="Template.lazies builds with a closure that calls itself: a cycle")
 def test_a_base_is_released_without_the_collector() -> None:
     owner = Owner()
     template = Template.of((torch.zeros(13, 4), None), TOKEN_COUNT, SEQUENCE_COUNT)
