@@ -728,7 +728,7 @@ def _replay(start: Iterable[Node]) -> None:
     queued = {sequence for sequence, _ in heap}
     while heap:
         _, node = heapq.heappop(heap)
-        if not node.done and not _try(node):
+        if not node.done and (not _try(node) or not node.done):
             continue
         for family in (node.family, node.target):
             if family is None:
@@ -790,4 +790,8 @@ def _execute(node: Node) -> None:
         result = node.function(*args, **kwargs)  # type: ignore[misc]
         if node.target is not None:
             node.target.mutations.remove(node)
-    node.settle(result)
+    if any(not s.done and s.family is node.family is not None for s in node.inputs):
+        # A view of what was pulled by itself: right for now, but not in the family's own memory.
+        node.cache = result
+    else:
+        node.settle(result)

@@ -346,3 +346,13 @@ def test_a_program_without_a_force_fetches_nothing(owner: Owner) -> None:
         result = run(("2 " + name, 1, 1), pool)
         assert result in (None, RuntimeError) or result is pool[1] or is_lazy(result)
     assert owner.fetches == 0
+
+
+def test_a_view_of_what_was_pulled_by_itself_still_sees_a_later_edit(owner: Owner) -> None:
+    """Found by the random programs: the view was settled in memory of its own."""
+    x = owner.read(X.clone())
+    first = x.unsqueeze(0)
+    flat = first.reshape(-1)
+    first.tolist(), flat.tolist()
+    x[0] = 0.0
+    assert flat.tolist()[:3] == [0.0, 0.0, 0.0]
