@@ -1,9 +1,14 @@
 """Compare the results of one trace on two engines, and bring results into a form that can be compared.
 
-Numbers, strings and structure have to be equal. Tensors have to be equal bit for bit where the two engines ran
-the same batches, which is what a trace of one request gets; where batches may differ (`batched=True`) a
-difference of the last bits is arithmetic and not pipeline parallelism, on one rank as well, so a tolerance
-applies, and what is inside it is still measured and reported by `largest_difference`.
+Numbers, strings and structure have to be equal, and tensors equal to the bit, where the two engines ran the
+same batches: that is what a trace of one request gets. The requests of a larger trace are batched as they
+arrive, and a pipeline, which keeps several batches in flight, groups them differently from run to run. A
+tolerance applies there, and what is inside it is still reported by `largest_difference`.
+
+Measured with sixteen requests of SmolLM2-135M in bfloat16 on the CPU: with one request a batch, two stages gave
+the bits of one stage in all 288 values compared. On one stage alone, batches of 1 instead of 16 moved logits by
+up to 2.2 % of the largest, and where an edit left two tokens nearly tied, drew another one. So no tolerance
+for half precision both allows for batches and finds small faults: compare in float32 where that is affordable.
 """
 
 from __future__ import annotations

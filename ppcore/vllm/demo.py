@@ -1,8 +1,8 @@
 """`ppcore demo`: named traces on an engine of one stage and on one of several, side by side.
 
 The two engines run one after the other, each in a process of its own. What they return is compared to the bit
-where a trace is one request, and within a tolerance where it is several: those are batched as they arrive,
-and the last bits of a result depend on the batch, on one rank as well.
+where a trace is one request, and within a tolerance where it is several, which are batched as they arrive; see
+`ppcore.vllm.compare` for what that does to a result.
 """
 
 from __future__ import annotations

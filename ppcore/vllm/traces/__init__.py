@@ -78,8 +78,7 @@ class Trace:
     run: Callable[[Any, Context], dict[str, Any]]
     #: A trace that only saves and writes without needing data: no value may cross between stages.
     moves_nothing: bool = False
-    #: The engine schedules the invokes of a trace as they arrive, so the batches of two runs need not be the
-    #: same, and neither need the last bits of what they compute (on one rank, too). Compared with a tolerance.
+    #: Several requests, batched as they arrive: compared with a tolerance, see `ppcore.vllm.compare`.
     batched: bool = False
 
 
