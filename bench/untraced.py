@@ -52,6 +52,8 @@ def _serve(pipe: Connection, kind: str, checkpoint: str, stages: int) -> None:
     while True:
         tokens = pipe.recv()
         if tokens is None:
+            # A child of multiprocessing ends without its exit handlers: its engine would outlive it.
+            llm.llm_engine.engine_core.shutdown()
             return
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         start = time.perf_counter()
@@ -100,7 +102,7 @@ def run(*, stages: int = 2, tokens: int = 64, pairs: int = 15) -> dict[str, Any]
     finally:
         for process, pipe in engines.values():
             pipe.send(None)
-            process.join(20)
+            process.join(60)
             if process.is_alive():
                 process.kill()
     low, middle, high = statistics.quantiles(ratios, n=4)
