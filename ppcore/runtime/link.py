@@ -412,11 +412,6 @@ class Link:
         self._flush()
         self._decide(lambda: self.core.say_done(request))
 
-    def drained(self) -> bool:
-        """Whether nothing of an ended request is left here."""
-        with self._changed:
-            return not any(self.core.ended(request) for request in self.core.requests)
-
     def wait_drained(self) -> None:
         """Block until nothing of an ended request is left here."""
         self.until(

@@ -286,11 +286,8 @@ class PPMediator(Mediator):
         try:
             found = value()
         except Exception as error:
-            self._state.enter()
-            try:
+            with self.inside():
                 pending = self.worker.throw(error)
-            finally:
-                self._state.leave()
             if not self.alive:
                 self.link.finish(self.worker_id)
             return pending

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm.v1.worker.cpu_worker import CPUWorker as VLLMCPUWorker  # first: it preloads libraries
 
 # isort: split
@@ -28,6 +26,3 @@ class CPUWorker(TracingWorker, VLLMCPUWorker):
     plain_runner: type = CPUModelRunner
     single_stage_runner: type = NNsightCPURunner
     pipeline_runner: type = PipelineCPURunner
-
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)
