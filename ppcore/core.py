@@ -222,9 +222,13 @@ class Core:
         return found is not None and found.ended
 
     def say_done(self, request: str) -> list[Effect]:
-        """This rank will pull nothing more of ``request``: tell everyone, once."""
-        state = self._request(request)
-        if state.said_done:
+        """This rank will pull nothing more of ``request``: tell everyone, once.
+
+        A request that is drained already stays forgotten: the last done may have come on another thread
+        since the caller looked.
+        """
+        state = self._requests.get(request)
+        if state is None or state.said_done:
             return []
         state.said_done = True
         effects: list[Effect] = [
@@ -398,6 +402,11 @@ class Core:
             for asked in map(self._asked.get, numbers)
         )
 
+    def wait(self, numbers: Iterable[int]) -> None:
+        """This rank's forward thread blocks until these pulls are answered."""
+        if not self.may_wait(numbers):
+            raise AssertionError(f"a wait against the rule: {'; '.join(self.waits())}")
+
     # --- values: this rank asks ---------------------------------------------------------------
 
     def pull(
@@ -560,11 +569,15 @@ class Core:
         state.done.add(peer)
         for key in list(state.buffer):
             self._take_release(peer, key)
+        effects: list[Effect] = []
         for key in list(state.waiting):
+            # The peer needs no answer any more; it is told all the same, so that each pull has one.
+            for pull in [pull for asker, pull in state.waiting[key] if asker == peer]:
+                effects += self._refuse(peer, pull)
             state.waiting[key] = [found for found in state.waiting[key] if found[0] != peer]
             if not state.waiting[key]:
                 del state.waiting[key]
-        return self._drop_if_drained(name)
+        return effects + self._drop_if_drained(name)
 
     # --- failure ------------------------------------------------------------------------------
 
@@ -624,9 +637,12 @@ class Core:
     def _send_all(self, message: Message) -> list[Effect]:
         return [effect for peer in self.peers for effect in self._send(peer, message)]
 
-    def sent_reply(self) -> None:
-        """The driver sent a reply or a never for a `Serve`; count it."""
+    def sent_reply(self, peer: int, message: Reply | Never) -> None:
+        """The driver answers ``peer``, for a `Serve` or a `Describe`."""
         self.counters.messages += 1
+
+    def close(self) -> None:
+        """This rank leaves the column; nothing happens here any more."""
 
     @property
     def requests(self) -> list[str]:
@@ -647,6 +663,14 @@ class Core:
         """How many pulls wait: asked for by this rank, or by peers here."""
         waiting = sum(len(w) for state in self._requests.values() for w in state.waiting.values())
         return len(self._asked) + waiting
+
+    def drained(self) -> bool:
+        """Whether nothing is left of an ended request here, and nothing of it is under way to here."""
+        return not any(state.ended for state in self._requests.values()) and not any(
+            isinstance(asked.message, Pull)
+            and asked.message.key.worker.request not in self._requests
+            for asked in self._asked.values()
+        )
 
     def waits(self) -> list[str]:
         """The wait-for edges of this rank, one line each."""

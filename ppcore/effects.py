@@ -1,6 +1,8 @@
 """What the core tells its driver to do: send, evaluate, hand over, end, forget.
 
-Effects are carried out in the order in which the core returned them, outside its lock.
+Effects are carried out in the order in which the core returned them, before it decides anything else,
+so that messages leave in the order of its decisions. Only what takes a while, evaluating a value to
+send, is done afterwards: `Serve` and `Describe`.
 """
 
 from __future__ import annotations

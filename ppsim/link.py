@@ -50,45 +50,53 @@ class Link:
     # --- carrying out what the core says ------------------------------------------------------
 
     def carry_out(self, effects: Iterable[Effect]) -> Generator[Wait, None, None]:
-        """Do what the core said, in its order; others may come in before each step."""
+        """Do what the core said: all but evaluating at once, as the runtime does under its lock.
+
+        So messages leave in the order in which they were decided. What a peer asked for is evaluated
+        after the lock is let go: others may come in before.
+        """
+        serves: list[Serve] = []
         for effect in effects:
-            yield None
             kind = type(effect)
             if kind is Send:
-                assert isinstance(effect, Send)
-                self.send(effect.peer, effect.message)
-            elif kind is Landed:
-                assert isinstance(effect, Landed)
+                self.send(effect.peer, effect.message)  # type: ignore[union-attr]
+            elif kind is Serve:
+                serves.append(effect)  # type: ignore[arg-type]
+            else:
+                self._at_once(effect)
+        for serve in serves:
+            yield None
+            self._serve(serve)
+
+    def _at_once(self, effect: Effect) -> None:
+        match effect:
+            case Landed():
                 if effect.number not in self.origins:
                     pass  # its base is forgotten: nobody would ever take it out again
                 elif effect.reason is not None:
                     self.refused[effect.number] = effect.reason
                 else:
                     self.landed[effect.number] = effect.token
-                self.world.stirred(self.stage, self.column)
-            elif kind is Serve:
-                assert isinstance(effect, Serve)
-                self._serve(effect)
-            elif kind is Abandoned:
-                assert isinstance(effect, Abandoned)
+            case Abandoned():
                 self.abandoned.setdefault(effect.worker, effect)
-            elif kind is Dropped:
-                assert isinstance(effect, Dropped)
+            case Dropped():
                 for worker in [w for w in self.abandoned if w.request == effect.request]:
                     del self.abandoned[worker]
-                self.world.stirred(self.stage, self.column)
+        self.world.stirred(self.stage, self.column)
 
     def send(self, peer: int, message: Message, token: int | None = None) -> None:
         """Put a message on its way; how long that takes is the scheduler's choice."""
         self.world.send(self.stage, self.column, peer, message, token)
 
     def _serve(self, effect: Serve) -> None:
-        if not isinstance(effect.token, int):
-            self.send(effect.peer, Never(effect.number, f"failed: no term: {effect.token!r}"))
-        else:
+        message: Reply | Never = Reply(effect.number)
+        value = None
+        if isinstance(effect.token, int):
             value = evaluate(effect.expression, effect.token)
-            self.send(effect.peer, Reply(effect.number), value)
-        self.core.sent_reply()
+        else:
+            message = Never(effect.number, f"failed: no term: {effect.token!r}")
+        self.core.sent_reply(effect.peer, message)
+        self.send(effect.peer, message, value)
 
     def take(self, peer: int, message: Message, token: int | None) -> Generator[Wait, None, None]:
         """A message arrived (on the thread that listens to ``peer``)."""
@@ -140,8 +148,6 @@ class Link:
         """Block the forward until these pulls are answered; the wait rule must allow it."""
         if not self.may_wait(numbers):
             raise AssertionError(f"a wait against the rule: {self.core.waits()}")
-        if self.ready(numbers):
-            return
         self.world.properties.blocks(self, numbers)
         yield lambda: self.ready(numbers)
 
@@ -239,9 +245,7 @@ class Link:
         self, request: str, leaves: Callable[[dict[int, str]], str]
     ) -> Generator[Wait, None, dict[int, str]]:
         """See `ppcore.runtime.link.Link.exchange_held`."""
-        while self.core.held(request) is None:
-            yield lambda: self.core.held(request) is not None
-        yield None
+        yield lambda: self.core.held(request) is not None
         below = self.core.held(request) or {}
         mine = leaves(below)
         yield None

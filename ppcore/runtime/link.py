@@ -1,7 +1,9 @@
 """One rank's end of the protocol: the core, its lock, its transport and what landed.
 
-The forward thread and the transport's receiving threads meet here. The lock is held while the core
-decides and never during I/O or torch work: the core's effects are carried out after it is let go.
+The forward thread and the transport's receiving threads meet here. With the lock held the core decides
+and what it decided is carried out, a message handed to the transport included: messages leave in the
+order in which they were decided on, whichever threads did. The lock is never held during I/O or torch
+work: a value that a peer asked for is evaluated, and encoded, after it is let go.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from greenlet import getcurrent
 from ..core import Core
 from ..effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
 from ..errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
-from ..messages import Key, Never, Reply, Worker, parse, spell
+from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
 from .transport import Transport
@@ -44,7 +46,6 @@ class Link:
         deadline_s: how long a wait may last before it ends with a report.
         parameter: location of a module's parameter -> the tensor, for peers that need one.
         describe: a call's spelling -> the structure it returns, spelled (see `calls`).
-        log: called with one line for each protocol event; None records nothing.
     """
 
     def __init__(
@@ -56,7 +57,6 @@ class Link:
         deadline_s: float = 300.0,
         parameter: Callable[[str], torch.Tensor] | None = None,
         describe: Callable[[str], str] | None = None,
-        log: Callable[[str], None] | None = None,
     ) -> None:
         self.core = core
         self.transport = transport
@@ -66,7 +66,6 @@ class Link:
         self.host_copies = 0
         self._parameter = parameter
         self._describe = describe
-        self._log = log
         self._changed = threading.Condition()
         # Pull number -> its value, until no lazy needs it.
         self._landed: dict[int, Any] = {}
@@ -81,74 +80,63 @@ class Link:
 
     # --- carrying out what the core says ------------------------------------------------------
 
-    def _decide(self, decide: Callable[[], list[Effect]]) -> None:
+    def _do(self, decide: Callable[[], Iterable[Effect]]) -> None:
+        """Have the core decide, and carry out what it says."""
         with self._changed:
-            effects = decide()
-        self._carry_out(effects)
+            slow = self._carry_out(decide())
+            self._changed.notify_all()
+        for effect in slow:
+            self._answer(effect)
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe]:
+        """Do what is cheap, with the lock held; what takes a while is returned."""
+        slow: list[Serve | Describe] = []
         for effect in effects:
             match effect:
-                case Send():
-                    self._send(effect.peer, spell(effect.message))
-                case Serve():
-                    self._serve(effect)
-                case Describe():
-                    self._answer(effect.peer, effect.number, lambda e=effect: self._description(e))
-                case Landed():
-                    with self._changed:
-                        if effect.number not in self._since:
-                            continue  # nobody needs it any more
-                        if effect.reason is not None:
-                            self._refused[effect.number] = effect.reason
-                        else:
-                            self._landed[effect.number] = effect.token
-                        self._changed.notify_all()
-                case Abandoned():
-                    with self._changed:
-                        self._abandoned.setdefault(effect.worker, effect)
-                        self._changed.notify_all()
-                case Dropped():
-                    with self._changed:
-                        for worker in [w for w in self._abandoned if w.request == effect.request]:
-                            del self._abandoned[worker]
-                        self._changed.notify_all()
+                case Send(peer, message):
+                    self._send(peer, message)
+                case Serve() | Describe():
+                    slow.append(effect)
+                case Landed(number, token, reason):
+                    if number not in self._since:
+                        pass  # nobody needs it any more
+                    elif reason is not None:
+                        self._refused[number] = reason
+                    else:
+                        self._landed[number] = token
+                case Abandoned(worker):
+                    self._abandoned.setdefault(worker, effect)
+                case Dropped(request):
+                    for worker in [w for w in self._abandoned if w.request == request]:
+                        del self._abandoned[worker]
+        return slow
 
-    def _send(self, peer: int, text: str, payload: bytes | bytearray = b"") -> None:
-        if self._log is not None:
-            self._log(f"send {peer} {text}")
+    def _send(self, peer: int, message: Message, payload: bytes | bytearray = b"") -> None:
         assert self.transport is not None
-        self.transport.send(peer, text, payload)
+        self.transport.send(peer, spell(message), payload)
 
-    def _serve(self, effect: Serve) -> None:
-        token = effect.token
-        if isinstance(token, str):
-            location = token
-
-            def value() -> Any:
-                assert self._parameter is not None
-                return expression.evaluate(effect.expression, (self._parameter(location),))
-        else:
-
-            def value() -> Any:
-                return expression.evaluate(effect.expression, token)
-
-        self._answer(effect.peer, effect.number, value)
-
-    def _description(self, effect: Describe) -> str:
-        assert self._describe is not None
-        return self._describe(effect.call)
-
-    def _answer(self, peer: int, number: int, value: Callable[[], Any]) -> None:
+    def _answer(self, effect: Serve | Describe) -> None:
+        """Evaluate what a peer asked for and send it."""
+        payload: bytes | bytearray = b""
+        message: Reply | Never = Reply(effect.number)
         try:
             with torch.inference_mode():
-                payload = codec.encode(value())
+                payload = codec.encode(self._asked_value(effect))
         except Exception as error:
-            self._send(peer, spell(Never(number, f"failed: {type(error).__name__}: {error}")))
-        else:
-            self._send(peer, spell(Reply(number)), payload)
+            message = Never(effect.number, f"failed: {type(error).__name__}: {error}")
         with self._changed:
-            self.core.sent_reply()
+            self.core.sent_reply(effect.peer, message)
+            self._send(effect.peer, message, payload)
+
+    def _asked_value(self, effect: Serve | Describe) -> Any:
+        if isinstance(effect, Describe):
+            assert self._describe is not None
+            return self._describe(effect.call)
+        token = effect.token
+        if isinstance(token, str):
+            assert self._parameter is not None
+            token = (self._parameter(token),)
+        return expression.evaluate(effect.expression, token)
 
     # --- what the transport brings ------------------------------------------------------------
 
@@ -156,15 +144,17 @@ class Link:
         message = parse(text)
         token = None
         if len(payload):
-            self.pulled_bytes += len(payload)
             with torch.inference_mode():
                 token = self._to_device(codec.decode(payload))
-        if self._log is not None:
-            self._log(f"take {peer} {text}")
-        with self._changed:
-            effects = self.core.take(peer, message, token)
-            self._changed.notify_all()
-        self._carry_out(effects)
+
+        def take() -> list[Effect]:
+            self.pulled_bytes += len(payload)
+            return self.core.take(peer, message, token)
+
+        self._do(take)
+
+    def _on_death(self, peer: int, why: str) -> None:
+        self._do(lambda: self.core.peer_died(peer, why))
 
     def _to_device(self, value: Any) -> Any:
         if self.device.type == "cpu":
@@ -173,29 +163,21 @@ class Link:
 
         return map_tensors(value, lambda path, tensor: tensor.to(self.device))
 
-    def _on_death(self, peer: int, why: str) -> None:
-        with self._changed:
-            effects = self.core.peer_died(peer, why)
-            self._changed.notify_all()
-        self._carry_out(effects)
-
     # --- forcing (the lazies' Fetcher) --------------------------------------------------------
 
     def request(self, wanted: list[tuple[Base, str]]) -> list[int]:
         """Ask for the expressions, without waiting; the numbers of the pulls, in order."""
         numbers: list[int] = []
-        effects: list[Effect] = []
         with self._changed:
             for base, text in wanted:
-                number, more = self.core.pull(
+                number, effects = self.core.pull(
                     base.key, base.location, text, base.owner, base.available
                 )
                 if number not in base.numbers:
                     base.numbers.append(number)
                 numbers.append(number)
-                effects += more
                 self._since.setdefault(number, time.monotonic())
-        self._carry_out(effects)
+                self._carry_out(effects)
         return numbers
 
     def fetch(self, wanted: list[tuple[Base, str]]) -> list[Any]:
@@ -256,8 +238,8 @@ class Link:
 
     def wait(self, numbers: Sequence[int]) -> None:
         """Block this thread until these pulls are answered; the wait rule must allow it."""
-        if not self.may_wait(numbers):
-            raise AssertionError(f"a wait against the rule: {self.report('a pull')}")
+        with self._changed:
+            self.core.wait(numbers)
         self.until(lambda: self.ready(numbers), "a pull")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -294,7 +276,7 @@ class Link:
         with self._changed:
             number, effects = self.core.probe(owner, call)
             self._since[number] = time.monotonic()
-        self._carry_out(effects)
+            self._carry_out(effects)
         self.wait([number])
         try:
             return self._value(number)
@@ -309,23 +291,23 @@ class Link:
 
     def open_round(self, requests: list[str]) -> None:
         """A forward step begins."""
-        self._decide(lambda: self.core.open_round(requests))
+        self._do(lambda: self.core.open_round(requests))
 
     def close_round(self) -> None:
         """The forward step is over: tell owners what this rank can force no more."""
         self._flush()
 
     def _flush(self) -> None:
-        released: list[tuple[int, Key]] = []
-        while self._forgotten:
-            owner, key, numbers = self._forgotten.popleft()
-            if key.access >= 0 and key.worker.request:
-                released.append((owner, key))
-            self._drop(numbers)
-            with self._changed:
+        with self._changed:
+            released: list[tuple[int, Key]] = []
+            while self._forgotten:
+                owner, key, numbers = self._forgotten.popleft()
+                if key.access >= 0 and key.worker.request:
+                    released.append((owner, key))
+                self._drop(numbers)
                 self.core.forget(key)
-        if released:
-            self._decide(lambda: self.core.release(released))
+            if released:
+                self._carry_out(self.core.release(released))
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Nobody needs these pulls any more, whether they are answered or not."""
@@ -345,7 +327,7 @@ class Link:
 
         kept = map_tensors(value, lambda path, tensor: self._keep(tensor))
         size = codec.size_bytes(kept)
-        self._decide(lambda: self.core.publish(key, location, kept, size))
+        self._do(lambda: self.core.publish(key, location, kept, size))
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that later work cannot change.
@@ -361,27 +343,24 @@ class Link:
     def failed(self, worker: Worker, error: dict) -> None:
         """The worker raised here: tell every rank."""
         if self.transport is not None:
-            self._decide(lambda: self.core.fail(worker, json.dumps(error)))
+            self._do(lambda: self.core.fail(worker, json.dumps(error)))
 
-    def abandoned(self, worker: Worker) -> dict | None:
-        """The error with which another rank ended this worker, once it is this rank's turn to."""
+    def abandoned(self, worker: Worker, *, at_once: bool = False) -> dict | None:
+        """The error with which another rank ended this worker, once it has got as far here.
+
+        Args:
+            at_once: wherever it is here.
+        """
         with self._changed:
             found = self._abandoned.get(worker)
             if found is None:
                 return None
-            if not (self.core.reached(worker, found.access) or self.core.ended(worker.request)):
-                return None
-        return json.loads(found.error)
-
-    def told(self, worker: Worker) -> dict | None:
-        """The error with which another rank ended this worker, whatever this one has reached."""
-        with self._changed:
-            found = self._abandoned.get(worker)
-        return json.loads(found.error) if found is not None else None
+            reached = self.core.reached(worker, found.access) or self.core.ended(worker.request)
+        return json.loads(found.error) if reached or at_once else None
 
     def finish(self, worker: Worker) -> None:
         """The worker makes no further access."""
-        self._decide(lambda: self.core.finish(worker))
+        self._do(lambda: self.core.finish(worker))
 
     def end(self, request: str) -> None:
         """The request takes part in no further round."""
@@ -405,19 +384,16 @@ class Link:
         with self._changed:
             below = self.core.held(request) or {}
         mine = leaves(below)
-        self._decide(lambda: self.core.say_held(request, mine))
+        self._do(lambda: self.core.say_held(request, mine))
 
     def say_done(self, request: str) -> None:
         """This rank pulls nothing more of the request."""
         self._flush()
-        self._decide(lambda: self.core.say_done(request))
+        self._do(lambda: self.core.say_done(request))
 
     def wait_drained(self) -> None:
         """Block until nothing of an ended request is left here."""
-        self.until(
-            lambda: not any(self.core.ended(request) for request in self.core.requests),
-            "the other stages to be done with ended requests",
-        )
+        self.until(self.core.drained, "the other stages to be done with ended requests")
 
     def status(self) -> dict[str, int]:
         """The counters that this rank's status shows."""
@@ -435,5 +411,7 @@ class Link:
 
     def close(self) -> None:
         """Leave the column."""
+        with self._changed:
+            self.core.close()
         if self.transport is not None:
             self.transport.close()

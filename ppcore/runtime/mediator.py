@@ -187,7 +187,11 @@ class PPMediator(Mediator):
         if self._reported:
             return
         self._reported = True
-        cause = self.link.told(self.worker_id) if isinstance(error, PPError) else None
+        cause = (
+            self.link.abandoned(self.worker_id, at_once=True)
+            if isinstance(error, PPError)
+            else None
+        )
         if cause is not None:
             self.abandon(cause)
         else:

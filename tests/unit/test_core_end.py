@@ -218,3 +218,33 @@ def test_every_message_is_counted(net: Network) -> None:
     sent = sum(core.counters.messages for core in net.cores)
     served = sum(text.startswith("reply") for _, _, text in net.said)
     assert sent + served == len(net.said)
+
+
+def test_done_said_again_of_a_drained_request_does_not_bring_it_back(net: Network) -> None:
+    for stage in (0, 1):
+        net.cores[stage].end("r")
+        net.do(stage, net.cores[stage].say_done("r"))
+    net.settle()
+    assert net.cores[0].requests == []
+    assert net.cores[0].say_done("r") == []
+    assert net.cores[0].requests == []
+
+
+def test_a_pull_that_waits_when_its_rank_is_done_is_answered_all_the_same(net: Network) -> None:
+    number = net.pull(1, net.touch(1, A), A)
+    net.end(1)
+    net.settle()
+    assert number in net.refused[1]
+    net.end(0)
+    net.settle()
+    assert net.at_rest()
+
+
+def test_a_request_is_not_drained_while_an_answer_is_under_way(net: Network) -> None:
+    net.read(0, A, "a")
+    net.pull(1, net.touch(1, A), A)
+    net.end(0, 1)
+    net.deliver(0, 1)
+    assert net.dropped[1] == ["r"] and not net.cores[1].drained()
+    net.settle()
+    assert net.cores[1].drained()
