@@ -46,6 +46,7 @@ class Link:
         deadline_s: how long a wait may last before it ends with a report.
         parameter: location of a module's parameter -> the tensor, for peers that need one.
         describe: a call's spelling -> the structure it returns, spelled (see `calls`).
+        changed: the lock, and what waits for a change wait on; the simulator passes its own.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Link:
         deadline_s: float = 300.0,
         parameter: Callable[[str], torch.Tensor] | None = None,
         describe: Callable[[str], str] | None = None,
+        changed: threading.Condition | None = None,
     ) -> None:
         self.core = core
         self.transport = transport
@@ -66,7 +68,7 @@ class Link:
         self.host_copies = 0
         self._parameter = parameter
         self._describe = describe
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         # Pull number -> its value, until no lazy needs it.
         self._landed: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
