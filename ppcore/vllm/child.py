@@ -33,6 +33,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ppcore.vllm.warm import WarmProcess
+
 __all__ = ["EngineError", "EngineProcess"]
 
 #: What the demo and the tests run on unless told otherwise.
@@ -53,6 +55,7 @@ class EngineProcess:
         model_class: `"module:Class"`, imported in the child; `MODEL_CLASS` by default.
         log: file that takes the output of the child and of vLLM's processes; a temporary one by default.
         env: added to the child's environment.
+        warm: start it from a server that has imported everything already, see `ppcore.vllm.warm`.
         settings: keyword arguments of the model class.
     """
 
@@ -63,14 +66,16 @@ class EngineProcess:
         model_class: str | None = None,
         log: str | Path | None = None,
         env: dict[str, str] | None = None,
+        warm: bool = False,
         **settings: Any,
     ) -> None:
         self.checkpoint = str(checkpoint)
         self.model_class = model_class or MODEL_CLASS
         self.settings = settings
         self.env = dict(env or {})
+        self.warm = warm
         self.log = Path(log) if log else Path(tempfile.mkdtemp(prefix="ppcore-")) / "engine.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._connection: _Pipes | None = None
         self._ready = False
         #: Died, or did not answer in time: what it would say next is not the answer to what it is asked.
@@ -105,16 +110,19 @@ class EngineProcess:
             "VLLM_NO_USAGE_STATS": "1",
             **self.env,
         }
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ppcore.vllm.child", str(down_read), str(up_write)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(down_read, up_write),
-                start_new_session=True,
-            )
+        if self.warm:
+            self._process = WarmProcess(down_read, up_write, self.log, environment)
+        else:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "ppcore.vllm.child", str(down_read), str(up_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    pass_fds=(down_read, up_write),
+                    start_new_session=True,
+                )
         os.close(down_read)
         os.close(up_write)
         self._connection = _Pipes(up_read, down_write)
