@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 
-from .commands import Answer, explore, fuzz, mutants, rate, run
+from .commands import Answer, determinism, explore, fuzz, mutants, rate, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +38,6 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--json", action="store_true", help="end with one line of JSON")
         return made
 
-    for module in (run, fuzz, explore, mutants, rate):
+    for module in (run, fuzz, explore, mutants, determinism, rate):
         module.add(command)
     return parser

@@ -1,48 +1,64 @@
 """Fuzzing: generated cases under drawn schedules, until the time or the count is up.
 
-Execution ``n`` of a fuzz run with seed ``s`` is a pure function of ``s + n``: the case, the strategy
-and its seed follow from that number alone, so a number is a replay token.
+Execution ``n`` is a pure function of ``n``: executions 2m and 2m + 1 run case m, the first under a
+random walk or partial-order sampling, the second under a strategy that has to know how many events a
+run of the case has (PCT, delay bounding) and takes that from the first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import cases, generate, terms, world
+from . import cases, generate, terms, tokens, world
 from .blocks import OutOfFuel
 from .cases import Case
 from .failures import Crash, Failure
-from .strategies import PCT, DelayBounding, RandomWalk
+from .strategies import PCT, POS, DelayBounding, RandomWalk, Recorder, Switch, Switches
 from .world import Strategy, World
 
-#: Strategy names, in the order in which executions take turns.
-STRATEGIES = ("walk", "pct", "walk", "delay")
+#: The strategies that fuzzing draws from. `base` is the schedule without any preemption.
+STRATEGIES = ("walk", "pos", "pct", "delay", "base")
+#: Those that need the number of events of a run.
+MEASURED = ("pct", "delay")
+#: The strategies of executions 2m and 2m + 1, by m.
+_PAIRS = (("walk", "pct"), ("pos", "delay"), ("walk", "delay"), ("pos", "pct"))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A failing execution."""
+    """A failing run: its case and its schedule, which is told twice.
 
-    seed: int
+    Attributes:
+        switches: where the run leaves the base schedule; what a token holds.
+        schedule: every event, for a replay that notices what changed since.
+    """
+
     case: Case
     failure: Failure
+    switches: tuple[Switch, ...]
     schedule: tuple[str, ...]
 
 
-def strategy(name: str, seed: int) -> Strategy:
-    """A strategy by name."""
-    if name == "pct":
-        return PCT(seed, depth=1 + seed % 4)
-    if name == "delay":
-        return DelayBounding(seed, delays=seed % 6)
-    return RandomWalk(seed)
+def strategy(name: str, seed: int, events: int = 0) -> Strategy:
+    """A strategy by name.
 
-
-def strategy_of(seed: int) -> Strategy:
-    """The strategy of an execution."""
-    return strategy(STRATEGIES[seed % len(STRATEGIES)], seed)
+    Raises:
+        KeyError: there is no strategy of this name.
+    """
+    match name:
+        case "walk":
+            return RandomWalk(seed)
+        case "pos":
+            return POS(seed)
+        case "pct":
+            return PCT(seed, depth=1 + seed // 8 % 4, events=events)
+        case "delay":
+            return DelayBounding(seed, delays=seed // 8 % 6, events=events)
+        case "base":
+            return Switches()
+    raise KeyError(name)
 
 
 def endless(failure: Failure | None) -> bool:
@@ -58,59 +74,80 @@ def execute(case: Case, how: Strategy, *, record: bool = False) -> World:
     return done
 
 
+def case_of(number: int) -> Case:
+    """The case of an execution."""
+    return generate.case(number // 2)
+
+
+def strategy_of(number: int) -> Strategy:
+    """The strategy of an execution; the second of a pair runs the first to measure it."""
+    first, second = _PAIRS[number // 2 % len(_PAIRS)]
+    if number % 2 == 0:
+        return strategy(first, number)
+    return strategy(
+        second, number, execute(case_of(number - 1), strategy(first, number - 1)).events
+    )
+
+
+def execution(number: int) -> World:
+    """Execution ``number``."""
+    return execute(case_of(number), strategy_of(number))
+
+
 def executions(
-    seed: int, count: int | None = None, seconds: float | None = None, *, faults: bool = True
+    first: int, count: int | None = None, seconds: float | None = None
 ) -> Iterator[tuple[int, World]]:
-    """Executions ``seed``, ``seed + 1``, ... until the count or the time is up."""
+    """Executions ``first``, ``first + 1``, ... until the count or the time is up."""
     end = time.monotonic() + seconds if seconds is not None else None
-    number = 0
-    while count is None or number < count:
+    before: World | None = None  # the first of the pair, when this is the second
+    number = first
+    while count is None or number < first + count:
         if end is not None and time.monotonic() >= end:
             return
-        found = generate.case(seed + number, faults=faults)
-        yield seed + number, execute(found, strategy_of(seed + number))
+        if number % 2 and before is not None:
+            name = _PAIRS[number // 2 % len(_PAIRS)][1]
+            done = execute(before.case, strategy(name, number, before.events))
+        else:
+            done = execution(number)
+        before = done
+        yield number, done
         number += 1
 
 
-def finding(seed: int, *, faults: bool = True) -> Finding | None:
-    """Execution ``seed`` again, recorded."""
-    case = generate.case(seed, faults=faults)
+def record(case: Case, how: Strategy) -> tuple[World, Finding | None]:
+    """Run a case and write down how it went; a finding where it fails."""
+    recorder = Recorder(how)
     with terms.recording():
-        done = execute(case, strategy_of(seed), record=True)
+        done = execute(case, recorder, record=True)
     if done.failure is None:
-        return None
-    return Finding(seed, case, done.failure, tuple(done.schedule))
+        return done, None
+    found = Finding(case, done.failure, tuple(recorder.switches), tuple(recorder.schedule))
+    return done, found
 
 
-def shrink(
-    found: Finding, *, tries: int = 400, progress: Callable[[str], None] | None = None
-) -> Finding:
-    """A smaller case, and a schedule for it, that fail in the same property."""
-    from .shrink import shrink_case
-
-    name = found.failure.name
-
-    def fails(case: Case) -> Finding | None:
-        for attempt in range(24):
-            how: Strategy
-            if attempt == 0:
-                from .strategies import Replay
-
-                how = Replay(found.schedule, lenient=True)
-            else:
-                how = strategy_of(found.seed + attempt * 7 if attempt % 2 else attempt)
-            with terms.recording():
-                done = execute(case, how, record=True)
-            if done.failure is not None and done.failure.name == name:
-                return Finding(found.seed, case, done.failure, tuple(done.schedule))
-        return None
-
-    return shrink_case(found, fails, tries, progress)
+def finding(number: int) -> Finding | None:
+    """Execution ``number`` again, recorded."""
+    return record(case_of(number), strategy_of(number))[1]
 
 
 def describe(found: Finding) -> str:
-    """A finding as text: what failed, the case, and its schedule."""
+    """A finding as the text of a case file: what failed, the case, its schedule and its token."""
+    failure = "".join(f"# {line}\n" for line in str(found.failure).splitlines())
     return (
-        f"{found.failure}\n\n{cases.spell(found.case)}\n"
+        f"{failure}{cases.spell(found.case)}"
+        f"# switches ({len(found.switches)}): {' '.join(map(str, found.switches))}\n"
         f"# schedule ({len(found.schedule)} events): {' '.join(found.schedule)}\n"
+        f"# token: {tokens.encode(found.case, found.switches)}\n"
     )
+
+
+def load(text: str) -> tuple[Case, tuple[Switch, ...], tuple[str, ...]]:
+    """The case, the switches and the schedule of a case file; both are empty where it has none."""
+    switches: list[Switch] = []
+    schedule: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# switches"):
+            switches += map(Switch.parse, line.partition(": ")[2].split())
+        elif line.startswith("# schedule"):
+            schedule += line.partition(": ")[2].split()
+    return cases.parse(text), tuple(switches), tuple(schedule)

@@ -1,72 +1,152 @@
-"""Making a failing case smaller, one deletion or simplification at a time.
+"""Making a failing run smaller: first its case, then the switches of its schedule.
 
-Greedy: the first smaller case that still fails in the same property is kept and tried on. The
-schedule is looked for anew for each candidate, since a smaller case has other events.
+Greedy: the first smaller case that still fails in the same property is kept and tried on. A smaller
+case has other events, so it is tried under the switches found so far, under the base schedule, and
+then under drawn schedules. Of the switches the fewest are kept: none or one if any single one will do
+(all are tried), otherwise what delta debugging (Zeller, Hildebrandt, TSE 2002) leaves.
+
+The *length* of a shrunk failure is its statements and its switches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from .cases import Case
-from .programs import Block, For, If, size
+from . import cases, fuzz
+from .cases import Case, Request
+from .programs import Block, For, If, Statement, size
+from .strategies import POS, RandomWalk, Switch, Switches
+from .strategies.switches import Base
 
 if TYPE_CHECKING:
     from .fuzz import Finding
+    from .world import Strategy, World
+
+#: Fields of statements that hold names of the block, and labels of saves; places are neither.
+NAMES = frozenset({"name", "source", "other", "first", "second"})
+LABELS = frozenset({"label"})
+PLACES = frozenset({"location", "path", "paths"})
+NUMBERS = frozenset({"constant", "code"})
+
+#: Drawn schedules that a smaller case is tried under.
+_DRAWN = 12
 
 
-def weight(case: Case) -> int:
-    """How big a case is."""
-    statements = sum(size(block) for r in case.requests for _, block in r.blocks)
-    tokens = sum(request.tokens for request in case.requests)
+def statements(case: Case) -> int:
+    """How many statements the blocks of a case have."""
+    return sum(size(block) for request in case.requests for _, block in request.blocks)
+
+
+def length(found: Finding) -> int:
+    """Statements and switches."""
+    return statements(found.case) + len(found.switches)
+
+
+def weight(case: Case) -> tuple[int, int]:
+    """How big a case is: shrinking only ever lessens this."""
+    numbers = sum(map(int, re.findall(r"\d+", cases.spell(case))))
     settings = 3 * case.stages + 3 * case.columns + case.layers + case.shared
-    return (
-        4 * statements + tokens + settings + 5 * len(case.faults) + 5 * len(case.requests)
-        + 3 * bool(case.batching) + sum(r.ignore_eos for r in case.requests)
-    )  # fmt: skip
+    settings += 3 * bool(case.batching) + 2 * len(case.containers)
+    for request in case.requests:
+        settings += 5 + request.tokens
+        settings += sum(getattr(request, name) != default for name, default in _settings(request))
+    return 4 * statements(case) + settings + 5 * len(case.faults), numbers
+
+
+def _settings(request: Request) -> Iterator[tuple[str, int]]:
+    """A request's settings that a plain one does not have, with their defaults."""
+    for field in fields(request):
+        if field.name not in ("name", "tokens", "blocks"):
+            assert isinstance(field.default, int)
+            yield field.name, field.default
+
+
+# --- smaller cases --------------------------------------------------------------------------------
 
 
 def smaller(case: Case) -> Iterator[Case]:
     """Cases that are a little smaller than this one, the boldest first."""
     for index, request in enumerate(case.requests):
-        others = case.requests[:index] + case.requests[index + 1 :]
+        requests = case.requests[:index] + case.requests[index + 1 :]
         faults = tuple(f for f in case.faults if f.request != request.name)
-        if others:
-            yield replace(case, requests=others, faults=faults)
+        if requests:
+            yield replace(case, requests=requests, faults=faults)
         for name, _ in request.blocks:
             left = tuple(b for b in request.blocks if b[0] != name)
             yield _put(case, index, replace(request, blocks=left))
     if case.columns > 1:
         yield replace(case, columns=1, faults=tuple(replace(f, column=0) for f in case.faults))
-    if case.batching:
-        yield replace(case, batching=0)
     if case.shared:
         yield replace(case, shared=False)
     if case.layers > 1:
-        yield replace(case, layers=case.layers - 1)
+        yield replace(_moved(case, lambda layer: layer // case.layers), layers=1)
     if case.stages > 2:
-        yield replace(case, stages=case.stages - 1)
-    for index in range(len(case.faults)):
-        yield replace(case, faults=case.faults[:index] + case.faults[index + 1 :])
+        for stage in range(case.stages):
+            yield _without_stage(case, stage)
+    for batching in (0, 1, 2, 3):
+        if batching < case.batching:
+            yield replace(case, batching=batching)
+    for index, (label, slots) in enumerate(case.containers):
+        containers = case.containers[:index] + case.containers[index + 1 :]
+        yield replace(case, containers=containers)
+        if slots > 1:
+            yield replace(case, containers=(*containers, (label, slots - 1)))
+    for index, fault in enumerate(case.faults):
+        others = case.faults[:index] + case.faults[index + 1 :]
+        yield replace(case, faults=others)
+        for name, value in (("at", fault.at), ("moves", fault.moves)):
+            for less in sorted({0, value // 2, value - 1}):
+                if 0 <= less < value:
+                    yield replace(case, faults=(*others, _changed(fault, {name: less})))
     for index, request in enumerate(case.requests):
-        if request.tokens > 1:
-            yield _put(case, index, replace(request, tokens=request.tokens - 1))
-        if request.ignore_eos:
-            yield _put(case, index, replace(request, ignore_eos=False))
+        for tokens in (1, request.tokens - 1):
+            if 0 < tokens < request.tokens:
+                yield _put(case, index, replace(request, tokens=tokens))
+        for name, default in _settings(request):
+            setting = getattr(request, name)
+            for less in sorted({default, setting - 1}):
+                if default <= less < setting:
+                    yield _put(case, index, _changed(request, {name: less}))
         for position, (name, block) in enumerate(request.blocks):
-            for less in _blocks(block):
-                if less:
+            for shorter in _blocks(block):
+                if shorter:
                     blocks = list(request.blocks)
-                    blocks[position] = (name, less)
+                    blocks[position] = (name, shorter)
                     yield _put(case, index, replace(request, blocks=tuple(blocks)))
 
 
-def _put(case: Case, index: int, request: object) -> Case:
-    requests = list(case.requests)
-    requests[index] = request  # type: ignore[call-overload]
-    return replace(case, requests=tuple(requests))
+def _put(case: Case, index: int, request: Request) -> Case:
+    requests = (*case.requests[:index], request, *case.requests[index + 1 :])
+    return replace(case, requests=requests)
+
+
+def _changed(thing: Any, values: dict[str, Any]) -> Any:
+    """A dataclass with other values in the fields of these names."""
+    return replace(thing, **values)
+
+
+def _moved(case: Case, to: Callable[[int], int]) -> Case:
+    """The case with its layers renumbered; those below 0 become layer 0."""
+    text = re.sub(r"\bL(\d+)\b", lambda m: f"L{max(0, to(int(m[1])))}", cases.spell(case))
+    return cases.parse(text)
+
+
+def _without_stage(case: Case, stage: int) -> Case:
+    """One stage fewer; what was there happens on its neighbour."""
+    last = (case.stages - 1) * case.layers - 1
+    moved = _moved(
+        case,
+        lambda layer: min(last, layer if layer // case.layers <= stage else layer - case.layers),
+    )
+    faults = tuple(
+        replace(f, stage=min(case.stages - 2, f.stage if f.stage <= stage else f.stage - 1))
+        for f in moved.faults
+    )
+    return replace(moved, stages=case.stages - 1, faults=faults)
 
 
 def _blocks(block: Block) -> Iterator[Block]:
@@ -77,32 +157,186 @@ def _blocks(block: Block) -> Iterator[Block]:
     for index, statement in enumerate(block):
         before, after = block[:index], block[index + 1 :]
         yield (*before, *after)
-        if isinstance(statement, If | For):
-            yield (*before, *statement.body, *after)
-            for body in _blocks(statement.body):
-                if body:
-                    yield (*before, replace(statement, body=body), *after)
+        for simpler in _statements(statement):
+            yield (*before, *simpler, *after)
 
 
-def shrink_case(
-    found: Finding,
-    fails: Callable[[Case], Finding | None],
-    tries: int,
-    progress: Callable[[str], None] | None,
+def _statements(statement: Statement) -> Iterator[Block]:
+    if isinstance(statement, If | For):
+        yield statement.body
+        for body in _blocks(statement.body):
+            if body:
+                yield (replace(statement, body=body),)
+    if isinstance(statement, For):
+        if statement.steps is not None or statement.stop is not None:
+            yield (replace(statement, steps=None, stop=None),)
+        if statement.start:
+            yield (replace(statement, start=0),)
+    for field in fields(statement):
+        value = getattr(statement, field.name)
+        if field.name in NUMBERS and value > 1:
+            yield (_changed(statement, {field.name: 1}),)
+        elif field.name == "slot" and value:
+            yield (_changed(statement, {field.name: 0}),)
+
+
+def canonical(case: Case) -> Case:
+    """The case with names a, b, ... and labels x, y, ... in the order in which they come."""
+    requests: list[Request] = []
+    shared = {label: label for label, _ in case.containers}
+    for number, request in enumerate(case.requests):
+        names: dict[str, str] = {}
+        labels = dict(shared)
+        blocks = tuple((name, _renamed(block, names, labels)) for name, block in request.blocks)
+        requests.append(replace(request, name="ABCDEF"[number], blocks=blocks))
+    new = {old.name: new.name for old, new in zip(case.requests, requests, strict=True)}
+    faults = tuple(replace(f, request=new.get(f.request, "")) for f in case.faults)
+    return replace(case, requests=tuple(requests), faults=faults)
+
+
+def _renamed(block: Block, names: dict[str, str], labels: dict[str, str]) -> Block:
+    found: list[Statement] = []
+    for statement in block:
+        changed: dict[str, object] = {}
+        # What a statement uses comes before what it makes.
+        for field in sorted(fields(statement), key=lambda field: field.name == "name"):
+            value = getattr(statement, field.name)
+            if field.name in NAMES:
+                changed[field.name] = names.setdefault(value, "abcdefghijklmnopqrst"[len(names)])
+            elif field.name in LABELS:
+                changed[field.name] = labels.setdefault(value, "xyzuvwst"[len(labels)])
+            elif field.name == "body":
+                changed[field.name] = _renamed(value, names, labels)
+        found.append(_changed(statement, changed))
+    return tuple(found)
+
+
+# --- shrinking ------------------------------------------------------------------------------------
+
+
+class _OutOfTries(Exception):
+    pass
+
+
+class _Shrinker:
+    def __init__(self, found: Finding, tries: int, progress: Callable[[str], None] | None) -> None:
+        self.best = found
+        self.property = found.failure.name
+        self.tries = tries
+        self.progress = progress
+
+    def fails(self, case: Case, switches: Sequence[Switch], drawn: int = 0) -> bool:
+        """Try a case; where it still fails it is the best now."""
+        hows: list[Callable[[], Strategy]] = [lambda: Switches(switches)]
+        if switches:
+            hows.append(Switches)
+        for seed in range(drawn):
+            hows.append(partial(POS if seed % 2 else RandomWalk, seed))
+        for how in hows:
+            if self.tries <= 0:
+                raise _OutOfTries
+            self.tries -= 1
+            failure = fuzz.execute(case, how()).failure
+            if failure is not None and failure.name == self.property:
+                _, found = fuzz.record(case, how())
+                assert found is not None
+                self.best = found
+                return True
+        return False
+
+    def shrink_case(self, drawn: int) -> bool:
+        """Deletions, until none works; whether one did."""
+        any_worked, again = False, True
+        while again:
+            again = False
+            for case in smaller(self.best.case):
+                if weight(case) < weight(self.best.case) and self.fails(
+                    case, self.best.switches, drawn
+                ):
+                    any_worked = again = True
+                    if self.progress is not None:
+                        self.progress(f"shrunk to {length(self.best)}")
+                    break
+        return any_worked
+
+    def shrink_switches(self) -> None:
+        """No switch, or any single one, or what delta debugging leaves."""
+        case, switches = self.best.case, self.best.switches
+        if not switches or self.fails(case, ()):
+            return
+        self._debug()
+        if len(self.best.switches) > 1 and self.tries > 0:
+            for one in alternatives(case, ()):
+                if self.fails(case, [one]):
+                    return
+        if len(self.best.switches) > 2:
+            for first in self.best.switches:
+                for one in alternatives(case, [first]):
+                    if self.fails(case, [first, one]):
+                        return
+
+    def _debug(self) -> None:
+        """Delta debugging of the switches: leave out ever smaller parts."""
+        part = max(1, len(self.best.switches) // 2)
+        while True:
+            start, worked = 0, False
+            while start < len(self.best.switches):
+                switches = self.best.switches
+                left = [*switches[:start], *switches[start + part :]]
+                before = len(switches)
+                if self.fails(self.best.case, left) and len(self.best.switches) < before:
+                    worked = True
+                else:
+                    start += part
+            if part == 1 and not worked:
+                return
+            part = max(1, part // 2)
+
+
+def shrink(
+    found: Finding, *, tries: int = 4000, progress: Callable[[str], None] | None = None
 ) -> Finding:
-    """The smallest failing case that deletions lead to within so many tries."""
-    best = found
-    again = True
-    while again and tries > 0:
-        again = False
-        for case in smaller(best.case):
-            if tries <= 0 or weight(case) >= weight(best.case):
-                continue
-            tries -= 1
-            smaller_one = fails(case)
-            if smaller_one is not None:
-                best, again = smaller_one, True
-                if progress is not None:
-                    progress(f"shrunk to weight {weight(case)}")
-                break
-    return best
+    """A smaller case, and few switches for it, that fail in the same property.
+
+    Args:
+        tries: the most runs that this may take.
+        progress: told how small it is by now.
+    """
+    shrinker = _Shrinker(found, tries, progress)
+    try:
+        shrinker.shrink_case(0)
+        shrinker.shrink_case(_DRAWN)
+        shrinker.shrink_switches()
+        while shrinker.shrink_case(0):
+            shrinker.shrink_switches()
+        shrinker.fails(canonical(shrinker.best.case), shrinker.best.switches, _DRAWN)
+    except _OutOfTries:
+        pass
+    return shrinker.best
+
+
+class _Alternatives:
+    """The strategy `Switches`, noting which further single switches there are."""
+
+    def __init__(self, switches: Sequence[Switch]) -> None:
+        self._inner = Switches(switches)
+        self._base = Base()
+        self.found: list[Switch] = []
+
+    def choose(self, world: World) -> int:
+        runnable = world.runnable
+        expected = runnable[self._base.position(world)]
+        steps = self._base.steps.get(expected.number, 0)
+        position = self._inner.choose(world)
+        for other, task in enumerate(runnable):
+            if task is not expected and other != position:
+                self.found.append(Switch(expected.name, steps, task.name))
+        self._base.moved(runnable[position])
+        return position
+
+
+def alternatives(case: Case, switches: Sequence[Switch]) -> list[Switch]:
+    """Every single switch that could be added to this schedule of a case."""
+    how = _Alternatives(switches)
+    fuzz.execute(case, how)
+    return how.found

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from .. import mutants
+from .. import cases, fuzz, hunts, mutants, shortest, shrink, tokens
+from ..hunts import Rate
+from ..progress import Bar
 from . import Answer, Command
 
 SURVIVORS = 7
@@ -15,26 +23,128 @@ def add(command: Command) -> None:
     """Name the command."""
     bugs = command("mutants", run, "plant every bug of the catalogue and look for it")
     bugs.add_argument("--executions", type=int, default=2000)
-    bugs.add_argument("--seconds", type=float, default=10.0, help="the most for each")
-    bugs.add_argument("--only", help="one mutant, by name")
+    bugs.add_argument("--seconds", type=float, default=10.0, help="the most for each hunt")
+    bugs.add_argument("--seed", type=int, default=0, help="the number of the first execution")
+    bugs.add_argument("--only", action="append", help="one mutant, by name; may be repeated")
+    bugs.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    bugs.add_argument(
+        "--rates", type=int, default=100, help="runs of each strategy for its hit rate; 0 for none"
+    )
+    bugs.add_argument(
+        "--shrink", action="store_true", help="shrink what is found, and look for the shortest"
+    )
+    bugs.add_argument(
+        "--shortest-seconds", type=float, default=20.0, help="the most for each search"
+    )
 
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim mutants``."""
-    survivors: list[str] = []
-    chosen = [m for m in mutants.CATALOGUE if options.only in (None, m.name)]
-    hunts: list[dict[str, Any]] = []
-    for mutant in chosen:
-        found = mutants.hunt(mutant, executions=options.executions, seconds=options.seconds)
-        word = f"killed by {found.property}" if found.killed else "SURVIVES"
-        print(f"{mutant.layer:8} {mutant.name:40} {word} after {found.executions}", flush=True)
-        hunts.append(
-            {"mutant": mutant.name, "layer": mutant.layer, "killed": found.killed,
-             "executions": found.executions, "property": found.property, "seed": found.seed}
-        )  # fmt: skip
-        if not found.killed:
-            survivors.append(mutant.name)
-    killed = len(chosen) - len(survivors)
-    print(f"{killed} of {len(chosen)} killed")
-    answer = {"killed": killed, "total": len(chosen), "survivors": survivors, "hunts": hunts}
-    return (SURVIVORS if survivors else 0), answer
+    chosen = [m for m in mutants.CATALOGUE if not options.only or m.name in options.only]
+    if not chosen:
+        print(f"no mutant is named {', '.join(options.only)}")
+        return 2, {}
+    bar = Bar(len(chosen))
+    answers: list[dict[str, Any]] = []
+    for answer in _all(options, chosen):
+        bar.clear()
+        answers.append(answer)
+        word = f"killed by {answer['property']}" if answer["killed"] else "SURVIVES"
+        print(
+            f"{answer['layer']:8} {answer['mutant']:42} {word} after {answer['executions']}"
+            + (f", shrunk to {answer['length']}" if "length" in answer else ""),
+            flush=True,
+        )
+        bar.show(len(answers), f"{len(answers)} of {len(chosen)} mutants")
+    bar.clear()
+    survivors = [answer["mutant"] for answer in answers if not answer["killed"]]
+    killed = len(answers) - len(survivors)
+    print(f"{killed} of {len(answers)} killed")
+    if survivors:
+        print("survivors:", ", ".join(survivors))
+    summary: dict[str, Any] = {
+        "killed": killed, "total": len(answers), "survivors": survivors, "hunts": answers,
+    }  # fmt: skip
+    if options.rates:
+        summary["rates"] = _rates(answers)
+    if options.shrink:
+        summary["shrinking"] = _shrinking(answers)
+    return (SURVIVORS if survivors else 0), summary
+
+
+def _all(options: argparse.Namespace, chosen: list[mutants.Mutant]) -> Iterator[dict[str, Any]]:
+    names = [mutant.name for mutant in chosen]
+    one = partial(
+        _one, executions=options.executions, seconds=options.seconds, first=options.seed,
+        rates=options.rates, shrinks=options.shrink, shortest_s=options.shortest_seconds,
+    )  # fmt: skip
+    if options.jobs == 1 or len(names) == 1:
+        yield from map(one, names)
+        return
+    with ProcessPoolExecutor(options.jobs) as pool:
+        yield from pool.map(one, names)
+
+
+def _one(
+    name: str, *, executions: int, seconds: float, first: int, rates: int, shrinks: bool,
+    shortest_s: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything about one mutant."""
+    mutant = mutants.named(name)
+    found = hunts.hunt(mutant, executions=executions, seconds=seconds, first=first)
+    answer: dict[str, Any] = {"layer": mutant.layer, **asdict(found)}
+    if rates:
+        answer["rates"] = {
+            how: asdict(hunts.rate(mutant, how, runs=rates)) for how in fuzz.STRATEGIES
+        }
+    if shrinks and found.killed:
+        with mutants.planted(mutant):
+            whole = fuzz.finding(found.number)
+            assert whole is not None
+            small = shrink.shrink(whole)
+            least = shortest.shortest(small, seconds=shortest_s)
+        answer |= {
+            "length": shrink.length(small), "token": tokens.encode(small.case, small.switches),
+            "case": cases.spell(small.case), "switches": [str(s) for s in small.switches],
+            "shortest": least.length, "exhausted": least.exhausted,
+        }  # fmt: skip
+    return answer
+
+
+def _rates(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each strategy's hits over the whole catalogue."""
+    found: dict[str, Any] = {}
+    for how in fuzz.STRATEGIES:
+        rates = [Rate(**answer["rates"][how]) for answer in answers]
+        pooled = Rate(sum(rate.hits for rate in rates), sum(rate.runs for rate in rates))
+        low, high = pooled.interval
+        never = sum(not rate.hits for rate in rates)
+        found[how] = {
+            "share": round(pooled.share, 4), "low": round(low, 4), "high": round(high, 4),
+            "runs": pooled.runs, "mutants_never_hit": never,
+        }  # fmt: skip
+        print(
+            f"{how:6} fails in {pooled.share:.1%} of its runs [{low:.1%}, {high:.1%}], "
+            f"never on {never} of {len(rates)} mutants"
+        )
+    return found
+
+
+def _shrinking(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """How short shrunk failures are, and how much shorter they could be."""
+    shrunk = [answer for answer in answers if "length" in answer]
+    if not shrunk:
+        return {}
+    lengths = [answer["length"] for answer in shrunk]
+    ratios = [answer["length"] / max(1, answer["shortest"]) for answer in shrunk]
+    longest = max(len(answer["token"]) for answer in shrunk)
+    cut = sum(not answer["exhausted"] for answer in shrunk)
+    print(
+        f"median length {statistics.median(lengths)}, "
+        f"{statistics.median(ratios):.2f} times the shortest (search cut for {cut}); "
+        f"longest token {longest} characters"
+    )
+    return {
+        "median_length": statistics.median(lengths), "median_ratio": statistics.median(ratios),
+        "longest_token": longest, "searches_cut": cut,
+    }  # fmt: skip

@@ -5,33 +5,34 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from .. import cases, draw, export, fuzz, generate, mutants, terms
-from ..cases import Case
-from ..strategies import RandomWalk, Replay
-from ..world import World
+from .. import cases, draw, export, fuzz, mutants, terms, tokens
+from ..strategies import RandomWalk, Replay, Switches
+from ..world import Strategy, World
 from . import Answer, Command
 
 
 def add(command: Command) -> None:
     """Name the commands."""
     one = command("run", run, "run one case under one schedule")
-    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--seed", type=int, default=0, help="the number of the execution")
     one.add_argument("--case", type=Path, help="a file; without it the seed's case is run")
     one.add_argument("--mutant", help="plant this bug")
-    again = command("replay", replay, "run a saved case under its saved schedule")
-    again.add_argument("file", type=Path)
-    again.add_argument("--mutant", help="plant this bug")
-    picture = command("draw", draw_run, "draw a saved case's run as a space-time diagram (SVG)")
-    picture.add_argument("file", type=Path)
+    again = command("replay", replay, "run a failure again")
+    picture = command("draw", draw_run, "draw a run as a space-time diagram (SVG)")
     picture.add_argument("--out", type=Path, default=Path("run.svg"))
-    trace = command("export", export_run, "write a saved case's run as a Chrome trace (JSON)")
-    trace.add_argument("file", type=Path)
+    trace = command("export", export_run, "write a run as a Chrome trace (JSON)")
     trace.add_argument("--out", type=Path, default=Path("run.json"))
+    for parser in (again, picture, trace):
+        parser.add_argument("what", help="a saved case, or a token")
+        parser.add_argument("--mutant", help="plant this bug")
 
 
-def planting(name: str | None, act: Callable[[], Any]) -> Any:
+Found = TypeVar("Found")
+
+
+def planting(name: str | None, act: Callable[[], Found]) -> Found:
     """``act``, with this bug planted if there is one."""
     if name is None:
         return act()
@@ -54,45 +55,50 @@ def told(done: World) -> Answer:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim run``."""
-    case = cases.parse(options.case.read_text()) if options.case else generate.case(options.seed)
+    seed = options.seed
+    case = cases.parse(options.case.read_text()) if options.case else fuzz.case_of(seed)
     print(cases.spell(case))
-    how = RandomWalk(options.seed) if options.case else fuzz.strategy_of(options.seed)
+
+    def act() -> World:
+        how = RandomWalk(seed) if options.case else fuzz.strategy_of(seed)
+        return fuzz.execute(case, how, record=True)
+
     with terms.recording():
-        done = planting(options.mutant, lambda: fuzz.execute(case, how, record=True))
-    return told(done)
+        return told(planting(options.mutant, act))
 
 
-def load(path: Path) -> tuple[Case, list[str]]:
-    """A saved case and its schedule."""
-    text = path.read_text()
-    schedule: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("# schedule"):
-            schedule += line.partition(": ")[2].split()
-    return cases.parse(text), schedule
+def _again(options: argparse.Namespace) -> World:
+    """Run a case file or a token again; says where a file's schedule does not fit any more."""
+    path = Path(options.what)
+    if path.is_file():
+        case, switches, schedule = fuzz.load(path.read_text())
+    else:
+        case, switches = tokens.decode(options.what)
+        schedule = ()
 
+    def act(how: Strategy) -> World:
+        with terms.recording():
+            return planting(options.mutant, lambda: fuzz.execute(case, how, record=True))
 
-def _again(options: argparse.Namespace) -> tuple[World, Replay]:
-    case, schedule = load(options.file)
+    if not schedule:
+        print(cases.spell(case))
+        return act(Switches(switches))
     how = Replay(schedule)
-    with terms.recording():
-        name = getattr(options, "mutant", None)
-        done = planting(name, lambda: fuzz.execute(case, how, record=True))
-    return done, how
+    done = act(how)
+    if how.divergence is not None:
+        print(f"{how.divergence}; by its switches instead")
+        done = act(Switches(switches))
+    return done
 
 
 def replay(options: argparse.Namespace) -> Answer:
     """``ppsim replay``."""
-    done, how = _again(options)
-    if how.divergence is not None:
-        event, name, can = how.divergence
-        print(f"diverged at event {event}: {name} cannot move; {', '.join(can)} can")
-    return told(done)
+    return told(_again(options))
 
 
 def draw_run(options: argparse.Namespace) -> Answer:
     """``ppsim draw``."""
-    done, _ = _again(options)
+    done = _again(options)
     options.out.write_text(draw.svg(done))
     print(f"wrote {options.out}")
     return 0, {"file": str(options.out), "events": done.events}
@@ -100,7 +106,7 @@ def draw_run(options: argparse.Namespace) -> Answer:
 
 def export_run(options: argparse.Namespace) -> Answer:
     """``ppsim export``."""
-    done, _ = _again(options)
+    done = _again(options)
     options.out.write_text(export.chrome(done))
     print(f"wrote {options.out}")
     return 0, {"file": str(options.out), "events": done.events}

@@ -1,8 +1,9 @@
 """Probabilistic concurrency testing: priorities, and a few points at which one drops.
 
 Burckhardt, Kothari, Musuvathi, Nagarakatte, A Randomized Scheduler with Probabilistic Guarantees of
-Finding Bugs (ASPLOS 2010). Guarantee: a bug of depth d in a run of n tasks and k events is found
-with probability at least 1 / (n * k^(d-1)).
+Finding Bugs (ASPLOS 2010). Guarantee: a bug of depth d in a run of n tasks and at most k events is
+found with probability at least 1 / (n * k^(d-1)). That holds for the k that the change points were
+drawn from, so k is measured: the events of a first run of the same case (see `ppsim.fuzz`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class PCT:
     Args:
         seed: of the priorities and the change points.
         depth: the depth of bug looked for; there are ``depth - 1`` change points.
-        events: how many events a run is expected to have.
+        events: how many events a run of the case has.
     """
 
-    def __init__(self, seed: int, depth: int = 3, events: int = 400) -> None:
+    def __init__(self, seed: int, depth: int, events: int) -> None:
         self._random = random.Random(seed)
         self._changes = {self._random.randrange(1, max(2, events)) for _ in range(depth - 1)}
         self._priorities: dict[int, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppsim import fuzz, generate, mutants
+from ppsim import fuzz, hunts, mutants
 from ppsim.mutants import CATALOGUE, HARD, Misplaced, Mutant, planted
 
 
@@ -37,11 +37,11 @@ def test_code_that_fails_without_the_bug_is_no_find(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("ppcore.core.Core.open_round", broken)
     seeds = range(6)
-    assert all(fuzz.execute(generate.case(s), fuzz.strategy_of(s)).failure for s in seeds)
-    found = mutants.hunt(mutants.named("done-not-said"), executions=len(seeds), seconds=10)
+    assert all(fuzz.execution(number).failure for number in seeds)
+    found = hunts.hunt(mutants.named("done-not-said"), executions=len(seeds), seconds=10)
     assert not found.killed and found.executions == len(seeds)
 
 
 @pytest.mark.parametrize("name", sorted({mutant.name for mutant in CATALOGUE} - HARD)[::6])
 def test_the_fuzzer_finds_a_sample(name: str) -> None:
-    assert mutants.hunt(mutants.named(name), executions=2000, seconds=10).killed
+    assert hunts.hunt(mutants.named(name), executions=2000, seconds=10).killed

@@ -1,0 +1,140 @@
+"""Shrinking: what comes out is small, still fails in the same property, and replays from a token."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from ppsim import cases, fuzz, hunts, mutants, programs, shortest, shrink, tokens
+from ppsim.strategies import Switch, Switches
+
+
+def shrunk(name: str) -> tuple[fuzz.Finding, fuzz.Finding]:
+    """A catalogue bug's failure as the fuzzer meets it, and shrunk; call it with the bug planted."""
+    number = next(n for n, done in fuzz.executions(0, 3000) if done.failure is not None)
+    whole = fuzz.finding(number)
+    assert whole is not None
+    return whole, shrink.shrink(whole)
+
+
+@pytest.mark.parametrize(
+    "name", ["done-not-said", "never-waits", "no-gate", "published-after-it-was-asked-for"]
+)
+def test_a_failure_shrinks_to_a_few_statements_and_its_token_replays(name: str) -> None:
+    with mutants.planted(mutants.named(name)):
+        whole, small = shrunk(name)
+        token = tokens.encode(small.case, small.switches)
+        case, switches = tokens.decode(token)
+        again = fuzz.execute(case, Switches(switches)).failure
+    assert again is not None
+    assert again.name == small.failure.name == whole.failure.name
+    assert shrink.length(small) <= min(5, shrink.length(whole))
+    assert len(token) <= 64
+    assert fuzz.execute(case, Switches(switches)).failure is None, "fails without the bug too"
+
+
+def test_every_field_of_a_statement_is_known_to_shrinking() -> None:
+    # A field that shrinking does not know would keep its old name beside renamed ones.
+    other = {"steps", "start", "stop", "body", "slot", "inputs"}
+    known = shrink.NAMES | shrink.LABELS | shrink.PLACES | shrink.NUMBERS | other
+    kinds = [kind for kind in vars(programs).values() if hasattr(kind, "__dataclass_fields__")]
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert {field.name for field in fields(kind)} <= known, kind
+
+
+def test_a_canonical_case_is_the_same_but_for_names() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest C tokens 1\n"
+        "  v3 = read L0.out\n  m = mix v3 v3\n  if m\n    save s9 m\nfault raise 0 0 C 1\n"
+    )
+    assert cases.spell(shrink.canonical(case)) == (
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n"
+        "  a = read L0.out\n  b = mix a a\n  if b\n    save x b\nfault raise 0 0 A 1\n"
+    )
+
+
+def test_a_stage_less_moves_its_layers_to_the_neighbour() -> None:
+    case = cases.parse(
+        "stages 3 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n"
+        "  a = read L2.out\n  a = read L1.out\nfault raise 2 0 A 1\n"
+    )
+    texts = [cases.spell(less) for less in shrink.smaller(case) if less.stages == 2]
+    assert (
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n"
+        "  a = read L1.out\n  a = read L1.out\nfault raise 1 0 A 1\n"
+    ) in texts
+
+
+def test_alternatives_lead_away_from_the_base_schedule() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n  a = read L0.out\n"
+    )
+    plain = fuzz.execute(case, Switches())
+    found = shrink.alternatives(case, ())
+    assert len(found) > 10
+    hashes = {fuzz.execute(case, Switches([one])).hash for one in found}
+    assert plain.hash not in hashes
+
+
+# --- the shortest ---------------------------------------------------------------------------------
+
+
+def test_the_search_for_the_shortest_finds_it() -> None:
+    with mutants.planted(mutants.named("done-not-said")):
+        case = cases.parse(
+            "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+            "request A tokens 1\n  a = read L0.out\n  b = derive a 1\n  save x b\n"
+        )
+        _, found = fuzz.record(case, Switches())
+        assert found is not None
+        least = shortest.shortest(found, seconds=30)
+        cut = shortest.shortest(found, seconds=0)
+    assert (least.length, least.exhausted) == (1, True)
+    assert (cut.length, cut.exhausted) == (1, False)
+
+
+def test_the_programs_of_a_length_are_all_there_once() -> None:
+    frame = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n  stop\n"
+    )
+    places = sum(map(len, cases.visits(frame))) + 1
+    one = [cases.spell(case) for case in shortest.programs(frame, 1)]
+    assert len(one) == len(set(one)) == places + 2  # a read of each place, stop, raise
+    two = [cases.spell(case) for case in shortest.programs(frame, 2)]
+    assert len(two) == len(set(two))
+    assert all(shrink.statements(cases.parse(text)) == 2 for text in two)
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(0, 200, 9))
+def test_a_token_holds_any_case(number: int) -> None:
+    case = fuzz.case_of(number)
+    switches = (Switch("f0.0", number, "l1.0<0"), Switch("engine", 3, "f0.0"))
+    assert tokens.decode(tokens.encode(case, switches)) == (case, switches)
+    assert tokens.decode(tokens.encode(case)) == (case, ())
+
+
+def test_tokens_of_the_first_dictionary_stay_good() -> None:
+    case, switches = tokens.decode("1o7KhhujJAiwADhkDO0jwAQA")
+    assert cases.spell(case) == (
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n"
+        "  a = read L1.in\n  b = read L1.in\n"
+    )
+    assert switches == (Switch("f1.0", 0, "l0.0<1"),)
+
+
+@pytest.mark.parametrize("text", ["", "1", "9abc", "1%%%", "1AAAA", "no such file.case"])
+def test_what_is_no_token_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        tokens.decode(text)
+
+
+def test_wilson_intervals() -> None:
+    # The worked values of Wilson's interval for 0 of 10 and 5 of 10 at 95%.
+    assert hunts.Rate(0, 10).interval == pytest.approx((0.0, 0.2775), abs=1e-3)
+    assert hunts.Rate(5, 10).interval == pytest.approx((0.2366, 0.7634), abs=1e-3)
+    assert hunts.Rate(0, 0).interval == (0.0, 1.0)
