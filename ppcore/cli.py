@@ -1,7 +1,7 @@
 """The command `ppcore`: a table of subcommands, each a module that is imported when it is asked for.
 
-A module of the table offers `add_arguments(parser)` and `run(args) -> int`, the exit status. Its first import
-may be heavy (torch, vLLM); listing the table is not.
+A module of the table offers `add_arguments(parser)` and `run(args) -> int`, the exit status, or, where it has
+a parser of its own, `main(argv) -> int`. Its first import may be heavy (torch, vLLM); listing the table is not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(
         "ppcore.vllm.demo", "run named traces on one stage and on several, and compare"
     ),
+    "serve": Command(
+        "ppcore.vllm.serve", "serve traces, edits and OpenAI's routes from one engine"
+    ),
 }
 
 
@@ -37,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = words
     command = COMMANDS[name]
     module = importlib.import_module(command.module)
+    if hasattr(module, "main"):
+        return int(module.main(rest))
     parser = argparse.ArgumentParser(prog=f"ppcore {name}", description=command.about)
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(rest)))
