@@ -2,7 +2,7 @@
 
 Exit codes: 0 all is well, 2 wrong usage, 3 the code under test crashed, 4 something never happens
 (liveness), 5 the outcome is not a single rank's (sameness), 6 something is left over (leak), 7 a
-mutant survives, 8 an exploration was cut.
+mutant survives, 8 an exploration was cut, 9 a record is no run of the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 
-from .commands import Answer, determinism, explore, fuzz, mutants, rate, run
+from .commands import Answer, conform, determinism, explore, fuzz, mutants, rate, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +38,6 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--json", action="store_true", help="end with one line of JSON")
         return made
 
-    for module in (run, fuzz, explore, mutants, determinism, rate):
+    for module in (run, fuzz, explore, mutants, determinism, conform, rate):
         module.add(command)
     return parser

@@ -1,0 +1,111 @@
+"""What has to hold of the messages between ranks, read from the text of their records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from ppcore.messages import Key, Never, Probe, Pull, Release, Reply
+
+from .records import Finding, Run, named, short
+
+Findings = Iterator[Finding]
+
+
+def fifo(run: Run) -> Findings:
+    for sender in run.records:
+        column = run.column(sender)
+        for peer in range(sender.header.stages):
+            taker = column.get(peer)
+            if taker is None or taker is sender:
+                continue
+            sent, taken = sender.sent.get(peer, []), taker.taken.get(sender.stage, [])
+            broken = sender.stage in taker.bereft or peer in sender.bereft
+            for out, into in zip_longest(sent, taken):
+                if out is None:
+                    text = f"{into.text!r} was never sent by stage {sender.stage}"
+                    yield taker.finding("fifo", into.line, text)
+                elif into is None:
+                    if taker.closed and not broken:
+                        text = f"{out.text!r} was never taken by stage {peer}"
+                        yield sender.finding("fifo", out.line, text)
+                elif out.text != into.text:
+                    where = f"{sender.file}:{out.line}"
+                    text = f"expected {short(out.text)} ({where}), found {short(into.text)}"
+                    yield taker.finding("fifo", into.line, text)
+                else:
+                    continue
+                break
+        for peer in {*sender.sent, *sender.taken} - set(column):
+            yield sender.finding("fifo", 1, f"speaks with stage {peer}, of which nothing is known")
+
+
+def answers(run: Run) -> Findings:
+    for asker in run.records:
+        for peer, owner in run.column(asker).items():
+            asked: dict[int, int] = {}
+            for said in asker.sent.get(peer, []):
+                if isinstance(said.message, Pull | Probe):
+                    if said.message.number in asked:
+                        text = f"number {said.message.number} is asked for twice"
+                        yield asker.finding("answers", said.line, text)
+                    asked[said.message.number] = said.line
+            came = {
+                said.message.number: said.line
+                for said in owner.taken.get(asker.stage, [])
+                if isinstance(said.message, Pull | Probe)
+            }
+            answered: set[int] = set()
+            for said in owner.sent.get(asker.stage, []):
+                if isinstance(said.message, Reply | Never):
+                    number = said.message.number
+                    if number not in asked or came.get(number, said.line) >= said.line:
+                        text = f"number {number} is answered, which was not asked for"
+                        yield owner.finding("answers", said.line, text)
+                    elif number in answered:
+                        yield owner.finding(
+                            "answers", said.line, f"number {number} is answered twice"
+                        )
+                    answered.add(number)
+            if owner.closed and peer not in asker.bereft and asker.stage not in owner.bereft:
+                for number in asked.keys() - answered:
+                    text = f"number {number} was never answered by stage {peer}"
+                    yield asker.finding("answers", asked[number], text)
+
+
+def once(run: Run) -> Findings:
+    for record in run.records:
+        asked: dict[Key, set[tuple[str, str]]] = {}
+        sent = {said.step: said for channel in record.sent.values() for said in channel}
+        for position, step in enumerate(record.steps):
+            if step.event.word == "forget":
+                asked.pop(step.event.args[0], None)
+            message = sent[position].message if position in sent else None
+            if isinstance(message, Pull):
+                names = asked.setdefault(message.key, set())
+                name = (message.location, message.expression)
+                if name in names:
+                    text = f"{message.key} {name[1]!r} crosses again"
+                    yield record.finding("once", step.line, text)
+                names.add(name)
+
+
+def release(run: Run) -> Findings:
+    for record in run.records:
+        owners = {key: owner for _, key, owner in named(record)}
+        released: dict[Key, int] = {}
+        for peer, channel in record.sent.items():
+            for said in channel:
+                if isinstance(said.message, Pull) and said.message.key in released:
+                    text = f"{said.message.key} was released: line {released[said.message.key]}"
+                    yield record.finding("release", said.line, text)
+                if not isinstance(said.message, Release):
+                    continue
+                for key in said.message.keys:
+                    if owners.get(key) != peer:
+                        text = f"{key} is no value of stage {peer} that this rank has named"
+                        yield record.finding("release", said.line, text)
+                    elif key in released:
+                        text = f"{key} was released before: line {released[key]}"
+                        yield record.finding("release", said.line, text)
+                    released[key] = said.line
