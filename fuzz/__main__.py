@@ -1,8 +1,9 @@
-"""``python -m fuzz``: the saved corpus first, then fresh cases until the time is up.
+"""``python -m fuzz``: the saved corpus, the state machine, then fresh cases until the time is up.
 
-Profiles: ``ci`` (half a minute, the same seeds each time) and ``nightly`` (ten minutes, seeds from the
-day). ``--minutes`` overrides a profile's time. A failing case is shrunk, printed, and saved into the
-corpus folder that ``--save`` names, with the command that replays it.
+Profiles: ``ci`` (half a minute, the same examples and seeds each time) and ``nightly`` (ten minutes,
+seeds from the day). ``--minutes`` overrides a profile's time. A failing case is shrunk, printed with
+its token and the command that replays it, and saved in the folder that ``--save`` names; moved to
+``tests/sim/corpus`` it runs with every test from then on.
 """
 
 from __future__ import annotations
@@ -11,28 +12,52 @@ import argparse
 import datetime
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from ppsim import cases, cli, fuzz
-from ppsim.strategies import RandomWalk
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from ppsim import cli, fuzz
+from ppsim.strategies import RandomWalk, Switches
+
+from .core_machine import CoreMachine
 
 CORPUS = Path(__file__).resolve().parents[1] / "tests" / "sim" / "corpus"
 
-#: profile -> (minutes, first seed).
-PROFILES = {"ci": (0.5, 0), "nightly": (10.0, datetime.date.today().toordinal() * 1_000_000)}
+
+@dataclass(frozen=True)
+class Profile:
+    """How much is run, and from where.
+
+    Attributes:
+        minutes: of fresh cases.
+        first: the number of the first execution.
+        examples: of the state machine; drawn anew each time unless ``fixed``.
+    """
+
+    minutes: float
+    first: int
+    examples: int
+    fixed: bool
 
 
-def corpus(schedules: int = 300) -> int:
-    """Run every saved case under many schedules; how many fail."""
-    failing = 0
+PROFILES = {
+    "ci": Profile(0.5, 0, 50, True),
+    "nightly": Profile(10.0, datetime.date.today().toordinal() * 1_000_000, 1000, False),
+}
+
+
+def corpus(schedules: int = 300) -> list[str]:
+    """Run every saved case under its own and many other schedules; what fails."""
+    failing: list[str] = []
     for path in sorted(CORPUS.glob("*.case")):
-        case = cases.parse(path.read_text())
-        for seed in range(schedules):
-            failure = fuzz.execute(case, RandomWalk(seed)).failure
-            if failure is not None:
-                print(f"{path.name}: {failure}")
-                failing += 1
-                break
+        case, switches, _ = fuzz.load(path.read_text())
+        hows = [Switches(switches), *map(RandomWalk, range(schedules))]
+        failures = (fuzz.execute(case, how).failure for how in hows)
+        first = next((failure for failure in failures if failure is not None), None)
+        if first is not None:
+            failing.append(f"{path.name}: {first}")
     return failing
 
 
@@ -41,17 +66,26 @@ def main() -> int:
     parser = argparse.ArgumentParser("fuzz", description=__doc__)
     parser.add_argument("--profile", choices=PROFILES, default="ci")
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seed", type=int, help="the number of the first execution")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--save", type=Path, default=Path("."), help="folder for a failing case")
     options = parser.parse_args()
-    minutes, seed = PROFILES[options.profile]
+    profile = PROFILES[options.profile]
     began = time.monotonic()
     failing = corpus()
-    print(f"corpus: {failing} failing, {time.monotonic() - began:.1f} s", flush=True)
-    seed = options.seed if options.seed is not None else seed
-    arguments = ["fuzz", "--seed", str(seed), "--minutes", str(options.minutes or minutes)]
-    arguments += ["--save", str(options.save / f"fuzz-{seed}.case")]
+    print(f"corpus: {len(failing)} failing, {time.monotonic() - began:.1f} s", *failing, sep="\n")
+    began = time.monotonic()
+    run_state_machine_as_test(
+        CoreMachine,
+        settings=settings(
+            max_examples=profile.examples, deadline=None, derandomize=profile.fixed, database=None
+        ),
+    )
+    took = time.monotonic() - began
+    print(f"state machine: {profile.examples} examples, {took:.1f} s", flush=True)
+    first = options.seed if options.seed is not None else profile.first
+    arguments = ["fuzz", "--seed", str(first), "--minutes", str(options.minutes or profile.minutes)]
+    arguments += ["--save", str(options.save / f"fuzz-{first}.case")]
     code = cli.main([*arguments, *(["--json"] if options.json else [])])
     return code or (1 if failing else 0)
 

@@ -1,8 +1,8 @@
 """Fuzzing: generated cases under drawn schedules, until the time or the count is up.
 
-Execution ``n`` is a pure function of ``n``: executions 2m and 2m + 1 run case m, the first under a
-random walk or partial-order sampling, the second under a strategy that has to know how many events a
-run of the case has (PCT, delay bounding) and takes that from the first.
+Execution ``n`` is a pure function of ``n``. Executions come in fours: a random walk, partial-order
+sampling, and the base schedule each run a case of their own; the fourth runs the third's case again,
+under a strategy that has to know how many events a run of it has (PCT, delay bounding).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from .world import Strategy, World
 STRATEGIES = ("walk", "pos", "pct", "delay", "base")
 #: Those that need the number of events of a run.
 MEASURED = ("pct", "delay")
-#: The strategies of executions 2m and 2m + 1, by m.
-_PAIRS = (("walk", "pct"), ("pos", "delay"), ("walk", "delay"), ("pos", "pct"))
+_TURNS = ("walk", "pos", "base")
 
 
 @dataclass(frozen=True)
@@ -76,17 +75,24 @@ def execute(case: Case, how: Strategy, *, record: bool = False) -> World:
 
 def case_of(number: int) -> Case:
     """The case of an execution."""
-    return generate.case(number // 2)
+    four, turn = divmod(number, 4)
+    return generate.case(3 * four + min(turn, 2))
 
 
-def strategy_of(number: int) -> Strategy:
-    """The strategy of an execution; the second of a pair runs the first to measure it."""
-    first, second = _PAIRS[number // 2 % len(_PAIRS)]
-    if number % 2 == 0:
-        return strategy(first, number)
-    return strategy(
-        second, number, execute(case_of(number - 1), strategy(first, number - 1)).events
-    )
+def strategy_of(number: int, events: int | None = None) -> Strategy:
+    """The strategy of an execution.
+
+    Args:
+        number: of the execution.
+        events: of a run of its case under the base schedule; where a strategy needs that and it is not
+            given, the case is run.
+    """
+    four, turn = divmod(number, 4)
+    if turn < 3:
+        return strategy(_TURNS[turn], number)
+    if events is None:
+        events = execute(case_of(number), Switches()).events
+    return strategy(MEASURED[four % 2], number, events)
 
 
 def execution(number: int) -> World:
@@ -99,17 +105,13 @@ def executions(
 ) -> Iterator[tuple[int, World]]:
     """Executions ``first``, ``first + 1``, ... until the count or the time is up."""
     end = time.monotonic() + seconds if seconds is not None else None
-    before: World | None = None  # the first of the pair, when this is the second
-    number = first
+    number, events = first, None
     while count is None or number < first + count:
         if end is not None and time.monotonic() >= end:
             return
-        if number % 2 and before is not None:
-            name = _PAIRS[number // 2 % len(_PAIRS)][1]
-            done = execute(before.case, strategy(name, number, before.events))
-        else:
-            done = execution(number)
-        before = done
+        # Where the one before was the first run of this case, it has measured it.
+        done = execute(case_of(number), strategy_of(number, events if number % 4 == 3 else None))
+        events = done.events
         yield number, done
         number += 1
 

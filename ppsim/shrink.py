@@ -1,6 +1,6 @@
 """Making a failing run smaller: first its case, then the switches of its schedule.
 
-Greedy: the first smaller case that still fails in the same property is kept and tried on. A smaller
+Greedy: the first smaller case that still fails alike is kept and tried on. A smaller
 case has other events, so it is tried under the switches found so far, under the base schedule, and
 then under drawn schedules. Of the switches the fewest are kept: none or one if any single one will do
 (all are tried), otherwise what delta debugging (Zeller, Hildebrandt, TSE 2002) leaves.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import cases, fuzz
 from .cases import Case, Request
+from .failures import Failure
 from .programs import Block, For, If, Statement, size
 from .strategies import POS, RandomWalk, Switch, Switches
 from .strategies.switches import Base
@@ -142,11 +143,14 @@ def _without_stage(case: Case, stage: int) -> Case:
         case,
         lambda layer: min(last, layer if layer // case.layers <= stage else layer - case.layers),
     )
-    faults = tuple(
-        replace(f, stage=min(case.stages - 2, f.stage if f.stage <= stage else f.stage - 1))
-        for f in moved.faults
-    )
-    return replace(moved, stages=case.stages - 1, faults=faults)
+
+    def new(old: int) -> int:
+        return min(case.stages - 2, old if old <= stage else old - 1)
+
+    faults = (replace(f, stage=new(f.stage), peer=new(f.peer)) for f in moved.faults)
+    # What a rank hears from itself cannot be late.
+    possible = tuple(f for f in faults if f.kind not in ("stall", "late") or f.stage != f.peer)
+    return replace(moved, stages=case.stages - 1, faults=possible)
 
 
 def _blocks(block: Block) -> Iterator[Block]:
@@ -218,10 +222,15 @@ class _OutOfTries(Exception):
     pass
 
 
+def _wrong(failure: Failure) -> tuple[str, type[BaseException | None]]:
+    """What is wrong: the property, and for a crash the kind of error."""
+    return failure.name, type(failure.cause)
+
+
 class _Shrinker:
     def __init__(self, found: Finding, tries: int, progress: Callable[[str], None] | None) -> None:
         self.best = found
-        self.property = found.failure.name
+        self.wrong = _wrong(found.failure)
         self.tries = tries
         self.progress = progress
 
@@ -237,7 +246,7 @@ class _Shrinker:
                 raise _OutOfTries
             self.tries -= 1
             failure = fuzz.execute(case, how()).failure
-            if failure is not None and failure.name == self.property:
+            if failure is not None and _wrong(failure) == self.wrong:
                 _, found = fuzz.record(case, how())
                 assert found is not None
                 self.best = found

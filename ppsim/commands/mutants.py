@@ -14,6 +14,7 @@ from typing import Any
 from .. import cases, fuzz, hunts, mutants, shortest, shrink, tokens
 from ..hunts import Rate
 from ..progress import Bar
+from ..strategies import Switches
 from . import Answer, Command
 
 SURVIVORS = 7
@@ -103,10 +104,11 @@ def _one(
             assert whole is not None
             small = shrink.shrink(whole)
             least = shortest.shortest(small, seconds=shortest_s)
+        sound = fuzz.execute(small.case, Switches(small.switches)).failure is None
         answer |= {
             "length": shrink.length(small), "token": tokens.encode(small.case, small.switches),
             "case": cases.spell(small.case), "switches": [str(s) for s in small.switches],
-            "shortest": least.length, "exhausted": least.exhausted,
+            "shortest": least.length, "exhausted": least.exhausted, "fails_only_with_it": sound,
         }  # fmt: skip
     return answer
 
@@ -144,6 +146,9 @@ def _shrinking(answers: list[dict[str, Any]]) -> dict[str, Any]:
         f"{statistics.median(ratios):.2f} times the shortest (search cut for {cut}); "
         f"longest token {longest} characters"
     )
+    for answer in shrunk:
+        if not answer["fails_only_with_it"]:
+            print(f"{answer['mutant']}: shrunk to what fails without it too: {answer['token']}")
     return {
         "median_length": statistics.median(lengths), "median_ratio": statistics.median(ratios),
         "longest_token": longest, "searches_cut": cut,

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ppsim import cases, world
-from ppsim.strategies import RandomWalk
+from ppsim import fuzz
+from ppsim.strategies import RandomWalk, Switches
 
 CORPUS = Path(__file__).parent / "corpus"
 
 
 def fails(text: str, schedules: int = 200) -> list[str]:
-    """The properties that fail in any of the first schedules of a random walk."""
-    case = cases.parse(text)
-    runs = (world.run(case, RandomWalk(seed)) for seed in range(schedules))
+    """The properties that fail under the saved schedule, or in any of the first random walks."""
+    case, switches, _ = fuzz.load(text)
+    hows = [Switches(switches), *map(RandomWalk, range(schedules))]
+    runs = (fuzz.execute(case, how) for how in hows)
     return sorted({run.failure.name for run in runs if run.failure is not None})
 
 

@@ -63,18 +63,20 @@ def test_pct_and_delays_draw_their_events_from_the_measured_length() -> None:
     assert max(few._delays) < 10 < max(many._delays)
 
 
-def test_the_second_execution_of_a_pair_measures_its_case_by_the_first() -> None:
-    for number in (1, 3, 5, 7):
+def test_every_fourth_execution_measures_its_case_by_the_third() -> None:
+    for number in (3, 7, 11, 15):
         first = fuzz.execution(number - 1)
         how = fuzz.strategy_of(number)
         assert fuzz.case_of(number) == first.case
         assert isinstance(how, PCT | DelayBounding)
         places = how._changes if isinstance(how, PCT) else how._delays
         assert all(place < max(2, first.events) for place in places)
+    cases_run = [fuzz.case_of(number) for number in range(40, 48)]
+    assert len(set(map(cases.spell, cases_run))) == 6
     # Alone or in a row, an execution is the same.
     alone = [fuzz.execution(number).hash for number in range(40, 48)]
     assert [done.hash for _, done in fuzz.executions(40, 8)] == alone
-    assert [done.hash for _, done in fuzz.executions(41, 7)] == alone[1:]
+    assert [done.hash for _, done in fuzz.executions(43, 5)] == alone[3:]
 
 
 def test_pos_keeps_the_order_of_what_does_not_race() -> None:
