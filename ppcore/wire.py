@@ -1,7 +1,7 @@
 """How a message and its payload lie in bytes: a fixed binary header, then text, then payload.
 
-A transport that works in blocks (gloo posts receives of a size it must know beforehand) sends the
-first [`BLOCK`][ppcore.wire.BLOCK] bytes of a frame always, and the rest only where there is one; the
+A transport that works in blocks (gloo posts receives of a size it must know beforehand) sends what fits
+into a first block of [`BLOCK`][ppcore.wire.BLOCK] bytes, and the rest only where there is one; the
 header, first in the first block, says how long both parts are. Nothing here is pickled, and no size
 that a peer claims is believed beyond the limits below.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-#: Bytes of a frame's first block: room for most messages, and for a row of activations.
-BLOCK = 16 * 1024
+#: Most bytes of a frame's first block: room for a payload of 64 KiB beside its message.
+BLOCK = 72 * 1024
 
 #: Longest text and longest payload that are accepted, in bytes.
 TEXT_LIMIT = 64 * 1024 * 1024

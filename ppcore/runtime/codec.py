@@ -2,6 +2,10 @@
 
 One byte says what follows. A tensor carries its dtype, its shape and its bytes; the receiver guesses
 nothing and allocates nothing that the bytes at hand do not cover. Nothing is pickled.
+
+A large tensor is not copied on either side. [`pieces`][ppcore.runtime.codec.pieces] names its memory, to
+be sent from where it lies; [`decode`][ppcore.runtime.codec.decode] gives out a tensor over the memory
+that it was received into. For that its bytes begin at a multiple of 64 from the value's first.
 """
 
 from __future__ import annotations
@@ -27,20 +31,52 @@ _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _U64 = struct.Struct("<Q")
 
+#: A tensor of so many bytes or more is not copied, and is aligned to so many.
+SHARED = 64 * 1024
+_ALIGNMENT = 64
+
 #: Most dimensions and deepest nesting that are accepted.
 _DIMENSIONS = 64
 _DEPTH = 64
 
 
-def encode(value: Any) -> bytearray:
-    """``value`` as bytes.
+def pieces(value: Any) -> list[bytearray | memoryview]:
+    """``value`` as bytes, in pieces to be joined; those of large tensors are the tensors' own memory.
 
     Raises:
         TypeError: there is something in it that is not data.
     """
-    out = bytearray()
+    out = _Pieces()
     _encode(value, out)
-    return out
+    return [*out.ended, out.last] if out.last else out.ended
+
+
+def encode(value: Any) -> bytearray:
+    """``value`` as bytes in one piece; see `pieces`."""
+    return bytearray().join(pieces(value))
+
+
+class _Pieces:
+    """What `pieces` collects: those that have ended, and the last, which grows."""
+
+    def __init__(self) -> None:
+        self.ended: list[bytearray | memoryview] = []
+        self.last = bytearray()
+        self._ended_bytes = 0
+
+    def __iadd__(self, more: bytes) -> _Pieces:
+        self.last += more
+        return self
+
+    def add_tensor(self, raw: memoryview) -> None:
+        """A tensor's bytes: copied, or as a piece of their own."""
+        if len(raw) < SHARED:
+            self.last += raw
+            return
+        self.last += bytes(-(self._ended_bytes + len(self.last)) % _ALIGNMENT)
+        self.ended += [self.last, raw]
+        self._ended_bytes += len(self.last) + len(raw)
+        self.last = bytearray()
 
 
 def size_bytes(value: Any) -> int:
@@ -54,7 +90,7 @@ def size_bytes(value: Any) -> int:
     return 0
 
 
-def _encode(value: Any, out: bytearray) -> None:
+def _encode(value: Any, out: _Pieces) -> None:
     if isinstance(value, torch.Tensor):
         _encode_tensor(value, out)
     elif value is None:
@@ -83,7 +119,7 @@ def _encode(value: Any, out: bytearray) -> None:
         raise TypeError(f"a {type(value).__name__} cannot cross between stages")
 
 
-def _encode_tensor(tensor: torch.Tensor, out: bytearray) -> None:
+def _encode_tensor(tensor: torch.Tensor, out: _Pieces) -> None:
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot cross between stages")
@@ -97,11 +133,11 @@ def _encode_tensor(tensor: torch.Tensor, out: bytearray) -> None:
     for size in tensor.shape:
         out += _I64.pack(size)
     out += _U64.pack(tensor.numel() * tensor.element_size())
-    out += memoryview(raw)
+    out.add_tensor(memoryview(raw))
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value that ``data`` holds.
+    """The value that ``data`` holds. Its large tensors may lie in ``data``, which is given away.
 
     Raises:
         ValueError: the bytes hold no value, or lie about its size.
@@ -187,8 +223,15 @@ def _decode_tensor(view: memoryview, at: int) -> tuple[torch.Tensor, int]:
         count *= extent
     if count * dtype.itemsize != size:
         raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {size} bytes")
+    if size >= SHARED:
+        at += -at % _ALIGNMENT
     _within(view, at, size)
-    tensor = torch.empty(shape, dtype=dtype)
-    if size:
-        memoryview(tensor.reshape(-1).view(torch.uint8).numpy())[:] = view[at : at + size]
-    return tensor, at + size
+    if not size:
+        return torch.empty(shape, dtype=dtype), at
+    raw: memoryview | bytearray = view[at : at + size]
+    if size < SHARED or view.readonly:
+        raw = bytearray(raw)
+    tensor = torch.frombuffer(raw, dtype=dtype)
+    if size >= SHARED and tensor.data_ptr() % _ALIGNMENT:
+        tensor = tensor.clone()
+    return tensor.reshape(shape), at + size

@@ -24,7 +24,7 @@ from ..errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
-from .transport import Transport
+from .transport import Buffer, Transport
 
 
 class Forcing:
@@ -113,17 +113,17 @@ class Link:
                         del self._abandoned[worker]
         return slow
 
-    def _send(self, peer: int, message: Message, payload: bytes | bytearray = b"") -> None:
+    def _send(self, peer: int, message: Message, payload: Sequence[Buffer] = ()) -> None:
         assert self.transport is not None
         self.transport.send(peer, spell(message), payload)
 
     def _answer(self, effect: Serve | Describe) -> None:
         """Evaluate what a peer asked for and send it."""
-        payload: bytes | bytearray = b""
+        payload: Sequence[Buffer] = ()
         message: Reply | Never = Reply(effect.number)
         try:
             with torch.inference_mode():
-                payload = codec.encode(self._asked_value(effect))
+                payload = codec.pieces(self._asked_value(effect))
         except Exception as error:
             message = Never(effect.number, f"failed: {type(error).__name__}: {error}")
         with self._changed:

@@ -7,18 +7,34 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from ppcore import wire
-from ppcore.runtime.transport import GlooTransport, Transport
+from ppcore.runtime.transport import DirectTransport, GlooTransport, Transport, connect, meeting
 from tests.harness.cluster import Cluster
 from tests.harness.stage import Stage
 
 
 def gloo(stage: Stage) -> Transport:
-    return GlooTransport.create([list(range(stage.stages))])
+    found = connect([list(range(stage.stages))], "gloo")
+    assert isinstance(found, GlooTransport)
+    return found
+
+
+def direct(stage: Stage) -> Transport:
+    """What is chosen where nothing is asked for: sockets of one host."""
+    found = connect([list(range(stage.stages))])
+    assert isinstance(found, DirectTransport)
+    return found
+
+
+def between_hosts(stage: Stage) -> Transport:
+    """The same where no two ranks take each other for neighbours."""
+    with patch.object(meeting, "machine", lambda: f"host {stage.stage}"):
+        return connect([list(range(stage.stages))], "direct", "127.0.0.1")
 
 
 def gloo_beside_cuda(stage: Stage) -> Transport:
@@ -30,11 +46,23 @@ def gloo_beside_cuda(stage: Stage) -> Transport:
 #: Name -> how a stage makes its end; collective over the column.
 TRANSPORTS: dict[str, Callable[[Stage], Transport]] = {
     "gloo": gloo,
+    "direct": direct,
+    "direct between hosts": between_hosts,
     "gloo beside cuda": gloo_beside_cuda,
 }
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-KINDS = ["gloo", pytest.param("gloo beside cuda", marks=[pytest.mark.gpu, NO_CUDA])]
+KINDS = [
+    "gloo",
+    "direct",
+    "direct between hosts",
+    pytest.param("gloo beside cuda", marks=[pytest.mark.gpu, NO_CUDA]),
+]
+    "gloo",
+    "direct",
+    "direct between hosts",
+    pytest.param("gloo beside cuda", marks=[pytest.mark.gpu, NO_CUDA]),
+]
 
 WAIT_S = 30.0
 
@@ -70,20 +98,20 @@ def arrived(text: str, size: int, seed: int = 0, peer: int = 0) -> tuple[int, st
 # --- run on the stages ------------------------------------------------------------------------
 
 
-def connect(stage: Stage, kind: str) -> None:
+def join(stage: Stage, kind: str) -> None:
     stage.box, stage.end = Box(), TRANSPORTS[kind](stage)  # type: ignore[attr-defined]
     stage.end.start(stage.box.on_frame, stage.box.on_death)  # type: ignore[attr-defined]
 
 
 def send(stage: Any, peer: int, frames: list[tuple[str, int, int]]) -> None:
     for text, size, seed in frames:
-        stage.end.send(peer, text, payload(size, seed))
+        stage.end.send(peer, text, [payload(size, seed)])
 
 
 def send_from_threads(stage: Any, peer: int, threads: int, each: int) -> None:
     def run(number: int) -> None:
         for count in range(each):
-            stage.end.send(peer, f"{number} {count}", payload(100, number))
+            stage.end.send(peer, f"{number} {count}", [payload(100, number)])
 
     running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
     for thread in running:
@@ -115,7 +143,7 @@ def close(stage: Any) -> tuple[bool, list]:
 @pytest.fixture(params=KINDS)
 def linked(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Cluster]:
     """Two ranks with a fresh transport, which both close at the end; nobody died meanwhile."""
-    cluster.each(connect, request.param)
+    cluster.each(join, request.param)
     yield cluster
     for stage, (ended, gone) in enumerate(cluster.each(close)):
         assert ended
@@ -186,8 +214,9 @@ def test_sending_returns_before_the_peer_receives(linked: Cluster) -> None:
     assert linked.on(0, take, 1) == [arrived(*big[0], peer=1)]
 
 
-def test_a_peer_that_leaves_is_gone_to_who_stays(cluster: Cluster) -> None:
-    cluster.each(connect, "gloo")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_peer_that_leaves_is_gone_to_who_stays(cluster: Cluster, kind: str) -> None:
+    cluster.each(join, kind)
     cluster.send(0, close)
     assert cluster.on(1, deaths) == [(0, "it left")]
     cluster.on(1, close)
@@ -199,7 +228,7 @@ def test_a_peer_that_is_killed_is_noticed_by_who_only_listens(tmp_path: Path, ki
     pair = Cluster(2, tmp_path)
     try:
         pair.wait_ready()
-        pair.each(connect, kind)
+        pair.each(join, kind)
         pair.kill(0)
         ((peer, why),) = pair.on(1, deaths)
         assert (peer, bool(why)) == (0, True)

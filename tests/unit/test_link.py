@@ -87,13 +87,13 @@ def test_what_a_peer_asks_for_is_made_without_the_lock_and_sent_with_it(
     link: Link, message: Pull | Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work: list[bool] = []
-    encode = codec.encode
+    pieces = codec.pieces
 
     def watched(value: object) -> object:
         at_work.append(owned(link))
-        return encode(value)
+        return pieces(value)
 
-    monkeypatch.setattr(codec, "encode", watched)
+    monkeypatch.setattr(codec, "pieces", watched)
     link._on_frame(1, spell(message), memoryview(b""))
     wire = link.transport
     assert isinstance(wire, Wire)
