@@ -29,6 +29,9 @@ COMMANDS: dict[str, Command] = {
     "serve": Command(
         "ppcore.vllm.serve", "serve traces, edits and OpenAI's routes from one engine"
     ),
+    "plan": Command(
+        "ppcore.vllm.plan", "show what each stage of a model would hold, from its config alone"
+    ),
 }
 
 
