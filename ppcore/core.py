@@ -676,7 +676,8 @@ class Core:
         """The wait-for edges of this rank, one line each."""
         lines = [
             f"stage {self.stage} (round {self.round}) waits for {describe(asked)} from stage {owner}"
-            for owner, asked, _ in self._asked.values()
+            + (f", due in turn {when.turn}" if when.turn >= 0 else "")
+            for owner, asked, when in self._asked.values()
         ]
         for state in self._requests.values():
             for key, found in state.waiting.items():

@@ -13,12 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import Diverged
 
 #: Marks in a bitmap of leaves: shipped by the sender, and not.
 _SHIPS, _LACKS = "1", "0"
+
+
+def label(sequence: int, kind: str, name: str) -> str:
+    """The name under which a saved value crosses: its sequence, whose it is, its own name.
+
+    ``kind`` is ``saves`` (the traced block's), ``registered`` (a registered block's), or
+    ``sequence``, which says only that there is one.
+    """
+    return f"{sequence}/{kind}/{name}"
+
+
+def unlabel(text: str) -> tuple[int, str, str]:
+    """The parts of a `label`."""
+    sequence, kind, name = text.split("/", 2)
+    return int(sequence), kind, name
 
 
 def spell_leaves(ships: Mapping[str, Sequence[bool]]) -> dict[str, str]:
@@ -65,6 +80,20 @@ def to_ship(
     return shipped
 
 
+class Part(NamedTuple):
+    """What one stage recorded of one location.
+
+    Attributes:
+        index: of the location's first visit in the whole model's order.
+        per_turn: how often this stage visits it in a turn; 0 where no schedule knows.
+        values: of every visit, in order.
+    """
+
+    index: int  # type: ignore[assignment]
+    per_turn: int
+    values: Sequence[Any]
+
+
 @dataclass(frozen=True)
 class Shipment:
     """What one stage sends home for one request.
@@ -75,7 +104,7 @@ class Shipment:
         leaves: (name, position) -> leaf.
         error: the error that ended the request on this stage, if one did.
         own_error: whether that error was raised there (and not told by another stage).
-        parts: recordings that each stage has a part of (caches), by number: path -> (order, entries).
+        parts: recordings that each stage has a part of (caches), by number: location -> its part.
     """
 
     skeleton: bytes
@@ -83,7 +112,7 @@ class Shipment:
     leaves: Mapping[tuple[str, int], Any] = field(default_factory=dict)
     error: Any = None
     own_error: bool = False
-    parts: Sequence[Mapping[str, tuple[int, Any]]] = ()
+    parts: Sequence[Mapping[str, Part]] = ()
 
 
 @dataclass(frozen=True)
@@ -94,13 +123,13 @@ class Merged:
         skeleton: the one to fill.
         leaves: (name, position) -> leaf, for every leaf of it.
         error: the request's error, or None.
-        parts: for each recording, its paths in visiting order with their entries.
+        parts: for each recording, its locations in visiting order with the values of all visits.
     """
 
     skeleton: bytes
     leaves: Mapping[tuple[str, int], Any]
     error: Any
-    parts: Sequence[Mapping[str, Any]]
+    parts: Sequence[Mapping[str, list[Any]]]
 
 
 def merge(shipments: Sequence[Shipment]) -> Merged:
@@ -132,21 +161,38 @@ def merge(shipments: Sequence[Shipment]) -> Merged:
 
 
 def _differing(a: Mapping[str, int], b: Mapping[str, int]) -> list[str]:
-    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
+    """The block's own names of what differs."""
+    return sorted({name.rpartition("/")[2] for name in {*a, *b} if a.get(name) != b.get(name)})
 
 
-def merge_parts(
-    stages: Sequence[Sequence[Mapping[str, tuple[int, Any]]]],
-) -> list[dict[str, Any]]:
-    """Union of recordings of which each stage has some paths, in the order of the whole model."""
-    merged: list[dict[str, Any]] = []
+def merge_parts(stages: Sequence[Sequence[Mapping[str, Part]]]) -> list[dict[str, list[Any]]]:
+    """Union of recordings of which each stage has some visits, in the order of the whole model.
+
+    A location that several stages visit (a module that they share) has the visits of one turn from
+    each of them in turn.
+    """
+    merged: list[dict[str, list[Any]]] = []
     for number in range(max((len(parts) for parts in stages), default=0)):
-        found: dict[str, tuple[int, Any]] = {}
+        found: dict[str, list[Part]] = {}
         for parts in stages:
             if number < len(parts):
-                for path, (order, entries) in parts[number].items():
-                    found.setdefault(path, (order, entries))
-        merged.append(
-            {path: entries for path, (_, entries) in sorted(found.items(), key=lambda i: i[1][0])}
-        )
+                for location, part in parts[number].items():
+                    found.setdefault(location, []).append(part)
+        ordered = sorted(found.items(), key=lambda item: min(part.index for part in item[1]))
+        merged.append({location: _turns(parts) for location, parts in ordered})
     return merged
+
+
+def _turns(parts: Sequence[Part]) -> list[Any]:
+    """The visits of a location in the order of the run, from each stage's own."""
+    values: list[Any] = []
+    turn = 0
+    while True:
+        taken: list[Any] = []
+        for part in parts:
+            many = part.per_turn or len(part.values)
+            taken += part.values[turn * many : (turn + 1) * many]
+        if not taken:
+            return values
+        values += taken
+        turn += 1

@@ -3,9 +3,10 @@
 A block runs as a generator. It yields what it wants and is sent what it gets, and does not know
 whether one rank serves it or several:
 
-* [`Access`][ppsim.blocks.Access]: a read is sent a `Box`, a write nothing;
+* [`Access`][ppsim.blocks.Access]: a read is sent a `Box`, a write or a skip nothing;
 * [`Force`][ppsim.blocks.Force]: sent nothing, once the nodes have their terms;
-* [`Use`][ppsim.blocks.Use]: a call of a module away from the forward; sent a `Box`.
+* [`Use`][ppsim.blocks.Use]: a call of a module away from the forward; sent a `Box`;
+* [`Parameter`][ppsim.blocks.Parameter]: sent a `Box`.
 
 Which occurrence of a location an access means follows nnsight's rules for ``tracer.iter``: a loop
 pins its step, the first hit of a pinned step other than 0 relaxes it, and a relaxed access means the
@@ -14,28 +15,35 @@ next occurrence.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from .programs import (
     Append,
     Blend,
     Block,
+    Cache,
     Call,
     Derive,
     Edit,
     For,
     If,
     Mix,
+    Param,
+    Put,
     Raise,
     Read,
     Save,
+    Skip,
     Statement,
     Stop,
     Write,
 )
 from .terms import DERIVE, EDIT, MIX, truth
 from .values import Box, Node, operation
+
+#: No containers.
+NONE: Mapping[str, int] = {}
 
 #: Statements that a block may run; a block that needs more runs for ever.
 FUEL = 2000
@@ -59,7 +67,7 @@ class OutOfFuel(Exception):
 
 @dataclass(slots=True)
 class Access:
-    """A read, or with ``node`` set a write, of an occurrence of a location."""
+    """A read, or with ``node`` set a write or a skip, of an occurrence of a location."""
 
     location: str
     occurrence: int
@@ -81,7 +89,36 @@ class Use:
     node: Node
 
 
-Want = Access | Force | Use
+@dataclass(slots=True)
+class Parameter:
+    """The block reads a module's parameter."""
+
+    location: str
+
+
+class Recording:
+    """What ``tracer.cache()`` keeps: a module's values as they are when a visit is over.
+
+    Attributes:
+        values: location -> the values of its visits.
+    """
+
+    def __init__(self, inputs: bool, paths: tuple[str, ...]) -> None:
+        self.sides = ("in", "out") if inputs else ("out",)
+        self.paths = frozenset(paths)
+        self.values: dict[str, list[int]] = {}
+
+    def keeps(self, location: str) -> bool:
+        """Whether a visit of ``location`` is recorded."""
+        path, _, side = location.rpartition(".")
+        return bool(path) and side in self.sides and (not self.paths or path in self.paths)
+
+    def observe(self, location: str, value: int) -> None:
+        """A visit that is kept is over."""
+        self.values.setdefault(location, []).append(value)
+
+
+Want = Access | Force | Use | Parameter
 Running = Generator[Want, Box | None, None]
 
 
@@ -90,14 +127,23 @@ class Frame:
 
     Attributes:
         names: what the block's names stand for.
-        saves: label -> saved box or list of boxes.
+        saves: label -> saved box or list of boxes; a slot of a list that nobody wrote is None.
+        recordings: label -> what a cache has kept.
         iteration: the pinned step, None when relaxed (nnsight's `Mediator.iteration`).
+
+    Args:
+        block: what runs.
+        containers: label -> number of slots of a list that was bound and saved above the block.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, containers: Mapping[str, int] = NONE) -> None:
         self.block = block
         self.names: dict[str, Box] = {}
-        self.saves: dict[str, Box | list[Box]] = {}
+        self.saves: dict[str, Box | list[Box | None]] = {
+            label: [None] * slots for label, slots in containers.items()
+        }
+        self.recordings: dict[str, Recording] = {}
+        self.touched = False
         self.iteration: int | None = 0
         self.fuel = FUEL
         # Raise at this step, which the driver counts down; a fault that only one rank has.
@@ -113,13 +159,25 @@ class Frame:
 
     def hit(self) -> None:
         """An access was served: a pinned step other than 0 relaxes."""
+        self.touched = True
         if self.iteration:
             self.iteration = None
 
     def leaves(self) -> dict[str, list[Box]]:
         """What is saved, each name's leaves in order."""
         return {
-            label: list(found) if isinstance(found, list) else [found]
+            label: [box for box in found if box is not None]
+            if isinstance(found, list)
+            else [found]
+            for label, found in self.saves.items()
+        }
+
+    def shapes(self) -> dict[str, str]:
+        """What the saves are made of: ``x`` a value, ``[x-x]`` a list of three with a hole."""
+        return {
+            label: f"[{''.join('-' if box is None else 'x' for box in found)}]"
+            if isinstance(found, list)
+            else "x"
             for label, found in self.saves.items()
         }
 
@@ -148,6 +206,24 @@ class Frame:
             case Write(location, name):
                 if name in names:
                     yield Access(location, self.wanted(location), names[name].node)
+            case Skip(path, name):
+                if name in names:
+                    location = f"{path}.skip"
+                    yield Access(location, self.wanted(location), names[name].node)
+            case Param(name, location):
+                box = yield Parameter(location)
+                assert box is not None
+                names[name] = box
+            case Cache(label, inputs, paths):
+                if self.touched:
+                    raise BlockRaised("cache")
+                self.recordings[label] = Recording(inputs, paths)
+            case Put(label, slot, name):
+                found = self.saves.get(label)
+                if name in names and isinstance(found, list):
+                    if slot >= len(found):
+                        raise BlockRaised("index")
+                    found[slot] = names[name]
             case Edit(name, constant):
                 if name in names:
                     names[name].edit(operation((EDIT, constant), names[name].node))

@@ -3,6 +3,12 @@
 What matters of vLLM's scheduler: every rank executes the same commands in the same order; up to P
 steps are in flight; a request is in at most one of them; a finished request is named in the next
 step, and collected by a command of its own, before or after that step.
+
+A request with ``n > 1`` is several *sequences*, each a request of its own to the scheduler and the
+ranks; they are collected together, once the last has ended. A sequence ends by its length, by a token
+that is the end (sampled, or forced because its block raised), by a stop string, or because the client
+goes away. The last two are decided outside of the scheduler, which hears of it some steps later: what
+is in flight then still runs on every rank, and its samples are dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from typing import TYPE_CHECKING
 from ppcore.errors import PPError
 from ppcore.saves import Merged, Shipment, merge
 
+from .cases import Request
 from .terms import EMBED, RECOMPUTE, term
 
 if TYPE_CHECKING:
@@ -31,9 +38,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Collect:
-    """Wind up these requests."""
+    """Wind up these requests, each with all its sequences.
+
+    Attributes:
+        served: whether they have an output, for blocks that wait for ``tracer.result``.
+    """
 
     requests: tuple[str, ...]
+    served: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,22 +55,42 @@ class Shutdown:
 
 @dataclass
 class Progress:
-    """One request's run.
+    """One sequence's run.
 
     Attributes:
         tokens: what was sampled, turn by turn.
         rounds: the round of each turn.
         recomputed: the turns before which it was preempted.
+        cut: it ended from outside, after the turns that it happened to have by then.
+        aborted: its client went away.
     """
 
     index: int
-    limit: int
-    ignore_eos: bool
+    request: Request
     tokens: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     recomputed: set[int] = field(default_factory=set)
     busy: bool = False
     over: bool = False
+    cut: bool = False
+    aborted: bool = False
+
+    def sampled(self, token: int, erred: bool) -> bool:
+        """Take a turn's token; whether the scheduler ends the sequence with it."""
+        self.tokens.append(token)
+        request = self.request
+        end = erred or token % 8 < request.eos
+        return (end and not request.ignore_eos) or len(self.tokens) >= request.tokens
+
+    @property
+    def kept(self) -> list[int]:
+        """The tokens that the client gets: up to a stop string."""
+        return self.tokens[: self.request.stop or None]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the client has seen a stop string."""
+        return 0 < self.request.stop <= len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -70,15 +102,21 @@ class Outcome:
 
 
 class Engine:
-    """The scheduler and the client of one run."""
+    """The scheduler and the client of one run.
+
+    Attributes:
+        progress: of each sequence.
+        outcomes: request -> what its client got.
+        outputs: request -> the term of its output.
+    """
 
     def __init__(self, world: World, batching: int) -> None:
         self.world = world
         self.batching = batching
         self.commands: list[Round | Collect | Shutdown] = []
         self.progress = {
-            request.name: Progress(index, request.tokens, request.ignore_eos)
-            for index, request in enumerate(world.case.requests)
+            name: Progress(index, request)
+            for index, (name, request) in enumerate(world.case.sequences().items())
         }
         self.outcomes: dict[str, Outcome] = {}
         self.outputs: dict[str, int] = {}
@@ -87,6 +125,9 @@ class Engine:
         self._results: list[tuple[Round, dict[str, int], set[str]]] = []
         self._in_flight = 0
         self._finished: list[str] = []
+        self._gone: list[str] = []
+        # Whether ranks keep something that only the next step tells them to forget.
+        self._untold = False
         self._shipments: dict[str, dict[int, Shipment]] = {}
         self._collected: dict[str, set[tuple[int, int]]] = {}
 
@@ -94,6 +135,7 @@ class Engine:
         """The engine's loop."""
         world, stages = self.world, self.world.case.stages
         while not self.dead:
+            yield from self._cut()
             batch = self._choose() if self._in_flight < stages else {}
             if batch:
                 self._submit(batch)
@@ -106,14 +148,22 @@ class Engine:
                         if batch:
                             self._submit(batch)
                             yield None
-                    yield from self._collect(ended)
-            elif all(p.over for p in self.progress.values()) and not self._in_flight:
+                    yield from self._collect(self._whole(ended))
+            elif not self._in_flight:
+                if self._untold or (self._finished and self._coin(6)):
+                    self._submit({})  # a step for nobody, which names who has finished
+                    yield None
+                    continue
                 break
             else:
-                yield lambda: bool(self._results) or self.dead
+                yield lambda: bool(self._results or self._gone) or self.dead
         if self.dead:
             yield self.world.settled
-            left = tuple(name for name, p in self.progress.items() if not p.over and p.rounds)
+            left = tuple(
+                request.name
+                for request in world.case.requests
+                if any(not p.over and p.rounds for p in self._sequences(request))
+            )
             if left:
                 for name in left:
                     self.outputs.setdefault(name, 0)
@@ -121,14 +171,75 @@ class Engine:
         self.commands.append(Shutdown())
         world.commanded()
 
-    def _collect(self, ended: tuple[str, ...]) -> Steps:
-        self.commands.append(Collect(ended))
+    def _sequences(self, request: Request) -> list[Progress]:
+        return [self.progress[name] for name in request.sequences()]
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def abort(self, request: str) -> None:
+        """The client of a request goes away."""
+        self._gone.append(request)
+        self.world.stir_engine()
+
+    def _cut(self) -> Steps:
+        """End what ends from outside: requests whose client is gone, sequences with a stop string."""
+        gone, self._gone = self._gone, []
+        for request in self.world.case.requests:
+            if request.name in gone:
+                left = [p for p in self._sequences(request) if not p.over]
+                for progress in left:
+                    progress.cut = progress.aborted = True
+                    self._end(progress)
+                if left and request.traced:
+                    # The client's stream frees what it held, after the abort.
+                    yield from self._collect((request.name,), served=False)
+                elif left:
+                    self._untold = True
+        for request in self.world.case.requests:
+            heard = [
+                progress
+                for progress in self._sequences(request)
+                if progress.stopped and not progress.over and not self._late(progress)
+            ]
+            for progress in heard:
+                progress.cut = True
+                self._end(progress)
+            yield from self._collect(self._whole(heard))
+
+    def _late(self, progress: Progress) -> bool:
+        """Whether the scheduler has not heard yet of a stop string."""
+        spare = len(progress.tokens) - progress.request.stop
+        return self.batching > 0 and (self.batching >> (spare % 4)) & 1 == 1
+
+    def _end(self, progress: Progress) -> None:
+        progress.over = True
+        name = list(self.progress)[progress.index]
+        if progress.rounds:
+            self._finished.append(name)
+
+    def _whole(self, ended: list[Progress]) -> tuple[str, ...]:
+        """The requests of which all sequences have ended, with one of these."""
+        found: dict[str, None] = {}
+        for progress in ended:
+            request = progress.request
+            sequences = self._sequences(request)
+            if all(other.over for other in sequences):
+                self.outputs[request.name] = term(*[t for p in sequences for t in p.kept])
+                found[request.name] = None
+        return tuple(found)
+
+    def _collect(self, requests: tuple[str, ...], *, served: bool = True) -> Steps:
+        if not requests:
+            return
+        self.commands.append(Collect(requests, served))
         self.world.commanded()
         if self._coin(2):
             yield None
         else:
             ranks = {(rank.stage, rank.column) for rank in self.world.ranks.values()}
-            yield lambda: self.dead or all(self._collected.get(n) == ranks for n in ended)
+            yield lambda: self.dead or all(self._collected.get(n) == ranks for n in requests)
+
+    # --- steps --------------------------------------------------------------------------------
 
     def _coin(self, bit: int) -> bool:
         """A choice that the case's ``batching`` makes, the same in every run of it."""
@@ -137,7 +248,10 @@ class Engine:
         return bool((hash((self.batching, self.rounds, bit)) >> 9) & 1)
 
     def _choose(self) -> dict[str, Progress]:
-        free = {n: p for n, p in self.progress.items() if not p.busy and not p.over}
+        left = {n: p for n, p in self.progress.items() if not p.busy and not p.over}
+        free = {n: p for n, p in left.items() if p.request.after <= self.rounds}
+        if not free and not self._in_flight and not self._results:
+            free = left  # nobody else is there: the rest arrives now
         if not self.batching or not free:
             return free
         taken: dict[str, Progress] = {}
@@ -159,24 +273,21 @@ class Engine:
             progress.rounds.append(self.rounds)
         self.commands.append(Round(self.rounds, inputs, tuple(self._finished)))
         self._finished.clear()
+        self._untold = False
         self.rounds += 1
         self._in_flight += 1
         self.world.commanded()
 
-    def _update(self, command: Round, samples: dict[str, int], erred: set[str]) -> tuple[str, ...]:
+    def _update(self, command: Round, samples: dict[str, int], erred: set[str]) -> list[Progress]:
         self._in_flight -= 1
-        ended: list[str] = []
+        ended: list[Progress] = []
         for name in command.inputs:
             progress = self.progress[name]
             progress.busy = False
-            progress.tokens.append(samples[name])
-            stopped = name in erred and not progress.ignore_eos
-            if stopped or len(progress.tokens) >= progress.limit:
-                progress.over = True
-                self.outputs[name] = term(*progress.tokens)
-                ended.append(name)
-        self._finished += ended
-        return tuple(ended)
+            if not progress.over and progress.sampled(samples[name], name in erred):
+                self._end(progress)
+                ended.append(progress)
+        return ended
 
     # --- what ranks report --------------------------------------------------------------------
 
@@ -203,7 +314,7 @@ class Engine:
 
 
 def feed(progress: Progress) -> int:
-    """The model's input for the request's next turn."""
+    """The model's input for the sequence's next turn."""
     turn, tokens = len(progress.rounds), progress.tokens
     if turn in progress.recomputed:
         return term(RECOMPUTE, progress.index, *tokens)

@@ -1,36 +1,55 @@
 """Cases from a seed: programs, engines, faults.
 
-Each case draws a *swarm* (Groce et al., Swarm Testing, ISSTA 2012): a subset of the features, so that
-rare combinations come about as often as the common ones hide each other.
+Each case draws a *swarm* (Groce et al., Swarm Testing, ISSTA 2012): a subset of the features, of the
+engine's and of the faults, so that rare combinations come about as often as the common ones hide each
+other.
+
+What is not drawn, because a single rank gives no answer to compare with: a layer skipped by one of
+several requests in a step (nnsight refuses it), in-place edits of parameters, and a call whose result
+an earlier stage needs in the same turn (refused, see the README).
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from .cases import Case, Fault, Request, visits
 from .programs import (
     Append,
     Blend,
     Block,
+    Cache,
     Call,
     Derive,
     Edit,
     For,
     If,
     Mix,
+    Param,
+    Put,
     Raise,
     Read,
     Save,
+    Skip,
     Statement,
     Stop,
     Write,
 )
 
-FEATURES = (
-    "write edit blend derive mix save append call if for stop raise order ghost result late".split()
+#: What a case may use; each draws a subset.
+FEATURES = tuple(
+    "write edit blend derive mix save append call use if for stop raise order ghost result skip param "
+    "cache put".split()
 )
+#: The features that are statements to choose from.
+_KINDS = set(FEATURES) - {"order", "ghost", "use", "cache"}
+#: What the engine may do besides; each case draws a subset.
+ENGINE = ("preempt", "eos", "stop", "n", "after", "registered", "ignore_eos")
+#: What may go wrong; each case draws a subset, mostly an empty one.
+FAULTS = ("raise", "die", "abort", "stall", "late")
 
 
 class Writer:
@@ -43,22 +62,37 @@ class Writer:
     def __init__(self, draw: random.Random, case: Case, features: set[str]) -> None:
         self.draw = draw
         self.features = features
-        self.order = [location for stage in visits(case) for location in stage]
+        self.uses = "use" in features and "order" not in features
+        self.order = [
+            location
+            for stage in visits(case)
+            for location in stage
+            if not location.endswith(".skip")
+        ]
+        self.stages = case.stages
         self.layers = case.stages * case.layers
+        self.slots = dict(case.containers).get("rows", 0)
+        self.last = self.order.index(f"L{self.layers - case.layers}.in")
         self.position = 0
+        # Nothing before this may be touched any more in this turn.
+        self.floor = 0
+        self.skipped: set[str] = set()
+        self.registered = False
         self.names: list[str] = []
         self.called: list[str] = []
+        self.parameters: list[str] = []
         self.fresh = 0
         self.before: list[Statement] = []
 
-    def block(self, length: int) -> Block:
+    def block(self, length: int, *, registered: bool = False) -> Block:
         """A block of about ``length`` statements."""
-        self.position = 0
-        self.names = []
-        self.called = []
-        body = self._body(length, 0)
+        self.position = self.floor = 0
+        self.names, self.called, self.parameters = [], [], []
+        self.registered = registered
+        head = self._caches()
+        body = (*head, *self._body(length, 0))
         tail: list[Statement] = []
-        for name in [*self.names[-3:], *self.called[-1:]]:
+        for name in [*self.names[-3:], *self.called[-1:], *self.parameters[-1:]]:
             if self.draw.random() < 0.5:
                 tail.append(Save(f"s{self.fresh}", name))
                 self.fresh += 1
@@ -72,12 +106,23 @@ class Writer:
             self.before.clear()
         return tuple(body)
 
+    def _caches(self) -> list[Statement]:
+        if "cache" not in self.features:
+            return []
+        return [self._cache(f"k{number}") for number in range(self.draw.randrange(0, 3))]
+
+    def _cache(self, label: str) -> Cache:
+        draw = self.draw
+        layers = sorted(draw.sample(range(self.layers), draw.randrange(0, min(3, self.layers))))
+        return Cache(label, draw.random() < 0.5, tuple(f"L{layer}" for layer in layers))
+
     def _location(self) -> str:
         draw, order = self.draw, self.order
         if "ghost" in self.features and draw.random() < 0.03:
             return f"L{draw.randrange(self.layers)}.ghost"
         if "order" in self.features and draw.random() < 0.15:
             return draw.choice(order)
+        self.position = max(self.position, self.floor)
         if self.position >= len(order) - 1:
             return order[-1]
         self.position += int(draw.random() * draw.random() * (len(order) - self.position))
@@ -103,9 +148,16 @@ class Writer:
             case "edit":
                 return Edit(one, constant)
             case "blend":
+                if self.parameters and draw.random() < 0.4:
+                    other = draw.choice(self.parameters)
                 return Blend(one, other)
             case "append" if self.called and draw.random() < 0.5:
                 return Append("calls", draw.choice(self.called))
+            case "mix" if self.parameters and draw.random() < 0.5:
+                name = f"v{draw.randrange(6)}"
+                if name not in names:
+                    names.append(name)
+                return Mix(name, one, draw.choice(self.parameters))
             case "derive" | "mix":
                 name = f"v{draw.randrange(6)}"
                 if name not in names:
@@ -115,9 +167,24 @@ class Writer:
                 return Save(f"x{draw.randrange(4)}", one)
             case "append":
                 return Append("out", one)
+            case "put":
+                return Put("rows", draw.randrange(self.slots + (draw.random() < 0.05)), one)
+            case "skip" if not self.registered and depth < 2:
+                return self._skip(one)
+            case "param":
+                name = f"p{draw.randrange(2)}"
+                self.parameters.append(name)
+                path = draw.choice(["N", "E", f"L{draw.randrange(self.layers)}"])
+                made = Param(name, f"{path}.w")
+                if draw.random() < 0.6:
+                    return made
+                self.before.append(made)
+                return Blend(one, name)
+            case "call" if self.uses and draw.random() < 0.5:
+                return self._use(one)
             case "call":
-                # What a later stage computes cannot act on this turn any more, on any rank but one
-                # (see docs): so results of calls are only derived from and kept.
+                # What a later stage computes cannot act on an earlier one in this turn, on any rank
+                # but one: so results are otherwise only derived from and kept.
                 name = f"c{draw.randrange(3)}"
                 self.called.append(name)
                 return Call(name, "N", one)
@@ -134,13 +201,43 @@ class Writer:
                 elif lot < 0.6:
                     one = self._prepared(Derive("m", one, constant))
                 before = self.position
+                # What was prepared comes before the branch, not into its body.
+                prepared, self.before = self.before, []
                 body = self._body(draw.randrange(1, 4), depth + 1)
+                self.before = prepared
+                if "cache" in self.features and draw.random() < 0.1:
+                    body = (*body, self._cache("k9"))
                 if draw.random() < 0.5:
                     self.position = before
                 return If(one, body)
-            case "for" if depth < 2:
+            case "for" if depth < 2 and not self.floor:
                 return self._loop(depth)
         return self._read()
+
+    def _skip(self, name: str) -> Statement:
+        """Skip a layer that comes later, each once: a second skip of a visit is nnsight's to define."""
+        reached = self.order[max(self.position, self.floor)]
+        first = int(reached[1:-3]) if reached.endswith(".in") else self.layers
+        if reached.endswith(".out") and reached[0] == "L":
+            first = int(reached[1:-4]) + 1
+        paths = [f"L{n}" for n in range(first, self.layers) if f"L{n}" not in self.skipped]
+        if not paths:
+            return self._read()
+        path = self.draw.choice(paths)
+        self.skipped.add(path)
+        self.position = self.order.index(f"{path}.out")
+        return Skip(path, name)
+
+    def _use(self, name: str) -> Statement:
+        """A call on the last stage whose result is acted on in the same turn, there or later."""
+        draw = self.draw
+        made = f"c{draw.randrange(3)}"
+        self.called.append(made)
+        self.before.append(Call(made, "N", name))
+        self.floor = max(self.floor, self.last)
+        if draw.random() < 0.5:
+            return Write(self._location(), made)
+        return If(made, (self._read(), Save("y", made)))
 
     def _prepared(self, statement: Mix | Derive) -> str:
         """The name of what ``statement`` makes; it is written before the statement at hand."""
@@ -150,12 +247,15 @@ class Writer:
     def _loop(self, depth: int) -> For:
         draw = self.draw
         self.position = 0
+        floor, self.floor = self.floor, 0
         # An access first: a loop over nothing but its own values would not end.
         body: tuple[Statement, ...] = (self._read(), *self._body(draw.randrange(0, 5), depth + 1))
         if "append" in self.features:
             body = (*body, Append("out", draw.choice(self.names)))
         form = draw.randrange(4)
         start = draw.randrange(0, 3)
+        # After a turn in which a call was acted on, the block touches nothing that lies before it.
+        self.floor = max(floor, self.floor)
         self.position = draw.choice([0, len(self.order) // 2])
         if form == 0:
             return For(0, None, None, body)
@@ -163,48 +263,89 @@ class Writer:
             return For(start, start + draw.randrange(1, 4), None, body)
         if form == 2:
             return For(start, None, None, body)
-        steps = tuple(sorted(draw.sample(range(5), draw.randrange(1, 4))))
+        steps = tuple(draw.sample(range(5), draw.randrange(1, 4)))
+        if "order" not in self.features:
+            steps = tuple(sorted(steps))
         return For(0, None, steps, body)
-
-
-_KINDS = set(FEATURES) - {"order", "ghost", "late"}
 
 
 def case(seed: int, *, faults: bool = True) -> Case:
     """The case of a seed."""
     draw = random.Random(seed)
     features = {feature for feature in FEATURES if draw.random() < 0.5}
+    engine = {feature for feature in ENGINE if draw.random() < 0.3}
     stages = draw.choice([2, 2, 2, 3, 3, 4])
     columns = 2 if draw.random() < 0.12 else 1
+    containers = (("rows", draw.randrange(1, 4)), ("out", 0)) if "put" in features else ()
     shape = Case(
         stages,
         columns,
         draw.choice([1, 1, 2]),
         draw.random() < 0.25,
         draw.randrange(1, 1 << 16) if draw.random() < 0.6 else 0,
+        containers=containers,
     )
+    count = draw.choice([1, 1, 2, 3])
+    if "skip" in features:
+        # A step skips a layer for all of its requests or for none.
+        count = 1
+        engine.discard("n")
     requests: list[Request] = []
-    for number in range(draw.choice([1, 1, 2, 3])):
+    for number in range(count):
         writer = Writer(draw, shape, features)
         blocks: list[tuple[str, Block]] = []
-        if draw.random() < 0.2:
-            blocks.append(("tap", writer.block(draw.randrange(1, 5))))
+        if "registered" in engine and draw.random() < 0.7:
+            blocks.append(("tap", writer.block(draw.randrange(1, 5), registered=True)))
         if draw.random() < 0.9:
             blocks.append(("", writer.block(draw.randrange(1, 9))))
-        eos = draw.random() < 0.2
-        requests.append(Request("ABC"[number], draw.randrange(1, 5), tuple(blocks), eos))
-    made = Case(
-        shape.stages, shape.columns, shape.layers, shape.shared, shape.batching, tuple(requests)
+        tokens = draw.randrange(1, 5)
+        requests.append(
+            Request(
+                "ABC"[number],
+                tokens,
+                tuple(blocks),
+                "ignore_eos" in engine and draw.random() < 0.6,
+                draw.randrange(1, 4) if "eos" in engine else 0,
+                draw.randrange(1, tokens + 1) if "stop" in engine and draw.random() < 0.6 else 0,
+                2 if "n" in engine and draw.random() < 0.6 else 1,
+                draw.randrange(1, 6) if "after" in engine and draw.random() < 0.6 else 0,
+            )
+        )
+    made = replace(shape, requests=tuple(requests))
+    return replace(made, faults=tuple(_faults(draw, made))) if faults else made
+
+
+def _faults(draw: random.Random, made: Case) -> Iterator[Fault]:
+    """Faults of the kinds that the case drew."""
+    kinds = {kind for kind in FAULTS if draw.random() < 0.25} if draw.random() < 0.6 else set()
+    stage, column = draw.randrange(made.stages), draw.randrange(made.columns)
+    peer = draw.choice([other for other in range(made.stages) if other != stage])
+    request = draw.choice(made.requests)
+    if "raise" in kinds and request.blocks:
+        step = draw.randrange(0, 6)
+        columns = range(made.columns) if draw.random() < 0.5 else (column,)
+        for where in columns:
+            yield Fault("raise", stage, where, step, request.name)
+    if "abort" in kinds:
+        for other in made.requests:
+            if draw.random() < 0.6 and (other.traced or not _keeps(other)):
+                yield Fault("abort", at=draw.randrange(1, 80), request=other.name)
+    if "stall" in kinds:
+        at, moves = draw.randrange(1, 40), draw.randrange(1, 120)
+        yield Fault("stall", stage, column, at, "", peer, moves)
+    elif "late" in kinds and made.columns == 1:
+        yield Fault("late", stage, column, draw.randrange(1, 40), "", peer)
+    if "die" in kinds and draw.random() < 0.4:
+        yield Fault("die", stage, column, draw.randrange(1, 60))
+
+
+def _keeps(request: Request) -> bool:
+    """Whether registered blocks leave something for a collect that an abort does not bring."""
+    kinds = Save | Append | Put | Cache | Stop | Raise
+    return any(_any(block, kinds) for _, block in request.blocks)
+
+
+def _any(block: Block, kinds: Any) -> bool:
+    return any(
+        isinstance(s, kinds) or (isinstance(s, If | For) and _any(s.body, kinds)) for s in block
     )
-    if not faults:
-        return made
-    lot = draw.random()
-    where = draw.randrange(stages), draw.randrange(columns)
-    if lot < 0.06:
-        fault = Fault("die", *where, draw.randrange(1, 60))
-        return replace(made, faults=(fault,))
-    # The columns of a stage run in step: what raises on one of them alone is not promised to end well.
-    if lot < 0.26 and requests[0].blocks and columns == 1:
-        fault = Fault("raise", *where, draw.randrange(0, 6), "A")
-        return replace(made, faults=(fault,))
-    return made

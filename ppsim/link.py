@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ppcore.core import Available, Core
 from ppcore.effects import Abandoned, Dropped, Effect, Landed, Send, Serve
-from ppcore.errors import Diverged, Missed, PeerDied, Unreachable
+from ppcore.errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ppcore.messages import Key, Message, Never, Reply, Worker
 
-from .values import Base, evaluate
+from .values import Base, evaluate, parameter
 
 if TYPE_CHECKING:
     from .world import World
@@ -46,6 +46,9 @@ class Link:
         self.origins: dict[int, tuple[str, Available]] = {}
         self.live: dict[Key, int] = {}
         self.closed = False
+        # Whether the forward thread is blocked here, and whether its deadline is over.
+        self.waiting = False
+        self.expired = False
 
     # --- carrying out what the core says ------------------------------------------------------
 
@@ -91,8 +94,11 @@ class Link:
     def _serve(self, effect: Serve) -> None:
         message: Reply | Never = Reply(effect.number)
         value = None
-        if isinstance(effect.token, int):
-            value = evaluate(effect.expression, effect.token)
+        token = effect.token
+        if isinstance(token, str):
+            token = parameter(token)
+        if isinstance(token, int):
+            value = evaluate(effect.expression, token)
         else:
             message = Never(effect.number, f"failed: no term: {effect.token!r}")
         self.core.sent_reply(effect.peer, message)
@@ -149,7 +155,23 @@ class Link:
         if not self.may_wait(numbers):
             raise AssertionError(f"a wait against the rule: {self.core.waits()}")
         self.world.properties.blocks(self, numbers)
-        yield lambda: self.ready(numbers)
+        yield from self._until(lambda: self.ready(numbers), self.origins[numbers[0]][0], "a pull")
+
+    def _until(
+        self, condition: Callable[[], bool], request: str, what: str
+    ) -> Generator[Wait, None, None]:
+        self.waiting = True
+        yield lambda: self.expired or condition()
+        self.waiting = False
+        if self.expired:
+            self.expired = False
+            if not condition():
+                waits = self.core.waits() or [
+                    f"stage {self.stage} (round {self.core.round}) waits for {what}"
+                ]
+                text = f"waited too long for {what}; {'; '.join(waits)}"
+                self.world.properties.expired(self, request, text)
+                raise DeadlineExceeded(text)
 
     def values(self, numbers: list[int]) -> list[int]:
         """The answers to these pulls.
@@ -242,12 +264,18 @@ class Link:
         yield from self.carry_out(self.core.say_done(request))
 
     def exchange_held(
-        self, request: str, leaves: Callable[[dict[int, str]], str]
-    ) -> Generator[Wait, None, dict[int, str]]:
+        self, request: str, leaves: Callable[[dict[int, str]], str], *, wait: bool
+    ) -> Generator[Wait, None, None]:
         """See `ppcore.runtime.link.Link.exchange_held`."""
-        yield lambda: self.core.held(request) is not None
-        below = self.core.held(request) or {}
-        mine = leaves(below)
+        late = None
+        if wait:
+            what = f"what earlier stages hold of {request!r}"
+            try:
+                yield from self._until(lambda: self.core.held(request) is not None, request, what)
+            except DeadlineExceeded as error:
+                late = error
+        mine = leaves(self.core.held(request) or {})
         yield None
         yield from self.carry_out(self.core.say_held(request, mine))
-        return below
+        if late is not None:
+            raise late

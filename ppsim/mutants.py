@@ -168,8 +168,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     _host("settles-without-ending", "rank:Rank.settle", "self.core.end(name)", "pass"),
     _host("settles-nobody", "rank:Rank.settle", "yield from self._go_on(worker)", "pass"),
     _host("done-before-shipping", "rank:Rank.collect", "shipment = yield from self._ship",
-          "yield from self.link.say_done(name)\n        shipment = yield from self._ship"),
-    _host("done-not-said", "rank:Rank.collect", "yield from self.link.say_done(name)", "pass"),
+          "yield from self.link.say_done(found[0])\n        shipment = yield from self._ship"),
+    _host("done-not-said", "rank:Rank._forget", "yield from self.link.say_done(name)", "yield None"),
     _host("turn-opens-after-the-workers-went-on", "rank:Rank.round",
           "for worker in current:\n        yield from self._go_on(worker)", "pass"),
     _host("recomputed-turn-not-opened", "rank:Rank.round", "if workers]",
@@ -178,13 +178,27 @@ CATALOGUE: tuple[Mutant, ...] = (
     _host("result-leaves-the-clock", "seated:Seated._handle", "if known or location in REPLICATED:",
           "if known:"),
     _host("reply-of-the-evaluated-whole", "link:Link._serve",
-          "evaluate(effect.expression, effect.token)", "effect.token"),
+          "evaluate(effect.expression, token)", "token"),
+    # --- skips, parameters, caches, aborts, deadlines
+    _host("skipped-layer-runs-all-the-same", "rank:Rank._visit_all",
+          "skipped[name] or term(LAYER, layer, value)", "term(LAYER, layer, value)"),
+    _host("parameter-lazy-each-time", "seated:Seated._parameter",
+          "if location not in self._parameters:", "if True:"),
+    _host("aborted-request-stays", "rank:Rank.harvest", "yield from self._forget(name)", "pass"),
+    _host("deadline-silences-the-stage", "link:Link.exchange_held", "late = error", "raise"),
+    _host("own-error-of-any-worker", "rank:Rank.collect", "own = not worker.told", "own = True"),
+    _core("deadline-report-without-the-turn", "waits", "if when.turn >= 0", "if False"),
+    Mutant("shared-module-recorded-by-one-stage", "ppcore.saves:_turns", "for part in parts:",
+           "for part in parts[:1]:"),
+    Mutant("recordings-one-stage-after-the-other", "ppcore.saves:_turns",
+           "part.per_turn or len(part.values)", "len(part.values)"),
 )  # fmt: skip
 
 #: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
 HARD = frozenset(
     {
         "done-before-the-last-pull",
+        "parameter-lazy-each-time",
         "pull-without-its-expression",
         "result-leaves-the-clock",
         "waits-if-any-allows-it",
@@ -201,7 +215,8 @@ def planted(mutant: Mutant) -> Iterator[None]:
     """The code with the bug in it.
 
     Raises:
-        Misplaced: the text to replace does not occur exactly once.
+        Misplaced: the text to replace does not occur exactly once, or what stands there instead would
+            crash every caller.
     """
     module_name, _, path = mutant.target.partition(":")
     module = importlib.import_module(module_name)
@@ -218,6 +233,8 @@ def planted(mutant: Mutant) -> Iterator[None]:
     text = "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new)
     made: dict[str, object] = {}
     exec(compile(text, f"<mutant {mutant.name}>", "exec"), module.__dict__, made)
+    if inspect.isgeneratorfunction(original) != inspect.isgeneratorfunction(made[name]):
+        raise Misplaced(f"{mutant.name}: {mutant.target} is no generator with the bug in it")
     users = [owner]
     if not outer:  # a function that other modules have imported by name
         users += [

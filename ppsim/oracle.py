@@ -2,21 +2,24 @@
 
 This asks neither `ppcore.Core` nor its seat: visits are counted as nnsight's `Interleaver` counts
 them, a parked access is served when location and occurrence match, and what is still parked at the
-end is out of order, or a loop cut short. From the simulated run it takes the token limit and where
-the engine preempted, nothing else.
+end is out of order, or a loop cut short. From the simulated run it takes where the engine preempted,
+and how many turns a request had that was ended from outside, nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .blocks import (
+    NONE,
     Access,
     BlockRaised,
     BlockStopped,
     Force,
     Frame,
     OutOfOrder,
+    Parameter,
     Use,
     Want,
 )
@@ -24,7 +27,7 @@ from .cases import Case, Request, visits
 from .engine import Progress, feed
 from .programs import Block
 from .terms import CALL, LAYER, LOGITS, RESULT, SAMPLE, SHARED, term
-from .values import Box, Node, Visit
+from .values import Box, Node, Visit, parameter
 
 
 @dataclass(frozen=True)
@@ -32,23 +35,31 @@ class Expected:
     """What one rank gives.
 
     Attributes:
-        saves: ``block/label`` -> the terms of its leaves.
+        saves: ``sequence/block/label`` -> the shape of what was saved, and the terms of its leaves.
+        parts: for each cache, location -> the terms of its visits.
         error: how the request failed, None if it did not.
-        endings: block -> how it ended.
-        tokens: what was sampled.
+        endings: sequence -> block -> how it ended.
+        tokens: sequence -> what was sampled.
     """
 
-    saves: dict[str, list[int]]
+    saves: dict[str, tuple[str, list[int]]]
+    parts: list[dict[str, list[int]]]
     error: str | None
-    endings: dict[str, str]
-    tokens: list[int]
+    endings: dict[str, dict[str, str]]
+    tokens: dict[str, list[int]]
 
 
 class Lone(Frame):
     """A block on a single rank."""
 
-    def __init__(self, name: str, block: Block, counts: dict[str, int]) -> None:
-        super().__init__(block)
+    def __init__(
+        self,
+        name: str,
+        block: Block,
+        counts: dict[str, int],
+        containers: Mapping[str, int] = NONE,
+    ) -> None:
+        super().__init__(block, containers)
         self.name = name
         self.counts = counts
         self.pending: Access | None = None
@@ -75,9 +86,11 @@ class Lone(Frame):
         except BlockRaised as error:
             self.alive, self.exception, self.how = False, error, f"raise:{error}"
 
-    def _now(self, want: Force | Use) -> Box | None:
+    def _now(self, want: Force | Use | Parameter) -> Box | None:
         if isinstance(want, Force):
             return None
+        if isinstance(want, Parameter):
+            return Box(Node(parameter(want.location)))
         return Box(Node(term(CALL, len(want.path), want.node.evaluate())))
 
     def handle(self, location: str, visit: Visit) -> None:
@@ -99,6 +112,12 @@ class Lone(Frame):
             self.resume(box)
         visit.box = None
 
+    def observe(self, location: str, value: int) -> None:
+        """A visit is over: the block's caches keep its value."""
+        for recording in self.recordings.values():
+            if recording.keeps(location):
+                recording.observe(location, value)
+
     def unwind(self) -> None:
         """The run is over."""
         if self.alive:
@@ -110,44 +129,75 @@ class Lone(Frame):
             self._running.close()
 
 
-def expect(case: Case, request: Request, recomputed: set[int]) -> Expected:
-    """Run one request on one rank."""
-    index = [r.name for r in case.requests].index(request.name)
-    progress = Progress(index, request.tokens, request.ignore_eos, recomputed=recomputed)
+def expect(case: Case, request: Request, ran: Mapping[str, Progress]) -> Expected:
+    """Run one request on one rank.
+
+    Args:
+        ran: sequence -> how it went in the simulated run.
+    """
+    runs = {name: _run(case, name, ran[name]) for name in request.sequences()}
+    output = term(*[token for _, progress in runs.values() for token in progress.kept])
+    served = not any(progress.aborted for progress in ran.values() if progress.request == request)
+    saves: dict[str, tuple[str, list[int]]] = {}
+    parts: list[dict[str, list[int]]] = []
+    endings: dict[str, dict[str, str]] = {}
+    error = None
+    for index, (name, (workers, _)) in enumerate(runs.items()):
+        for worker in workers:
+            if served and not worker.name and worker.pending is not None:
+                worker.handle("result", Visit(term(RESULT, output)))
+        for worker in workers:
+            worker.unwind()
+            failed = worker.exception is not None and not isinstance(worker.exception, BlockStopped)
+            if failed and error is None and not (worker.name and worker.how == "order"):
+                error = worker.how
+            shapes = worker.shapes()
+            for label, boxes in worker.leaves().items():
+                values = [box.node.evaluate() for box in boxes]
+                saves[f"{index}/{worker.name}/{label}"] = (shapes[label], values)
+            parts += [worker.recordings[label].values for label in sorted(worker.recordings)]
+        endings[name] = {worker.name: worker.how for worker in workers}
+    tokens = {name: progress.tokens for name, (_, progress) in runs.items()}
+    return Expected(saves, parts, error, endings, tokens)
+
+
+def _run(case: Case, name: str, ran: Progress) -> tuple[list[Lone], Progress]:
+    """Run one sequence: its workers, still parked where the model left them, and what it sampled."""
+    request = ran.request
+    progress = Progress(ran.index, request, recomputed=ran.recomputed)
     counts: dict[str, int] = {}
-    workers = [Lone(name, block, counts) for name, block in request.blocks]
+    containers = dict(case.containers)
+    workers = [
+        Lone(name, block, counts, {} if name else containers) for name, block in request.blocks
+    ]
+    traced = workers[-1] if request.traced else None
     order = [location for stage in visits(case) for location in stage]
-    for worker in workers:
-        worker.resume(None)
-    while len(progress.tokens) < request.tokens:
+    while not ran.cut or len(progress.rounds) < len(ran.rounds):
+        if not progress.rounds:
+            for worker in workers:
+                worker.resume(None)
         value = feed(progress)
         progress.rounds.append(len(progress.rounds))
+        skipped = 0
         for location in order:
-            value = _forward(location, value)
-            visit = Visit(value)
+            skip = location.endswith(".skip")
+            if not skip:
+                value = skipped or _forward(location, value)
+            skipped = 0
+            visit = Visit(0 if skip else value)
             for worker in workers:
                 worker.handle(location, visit)
-            value = visit.value
+            if skip:
+                skipped = visit.value
+            else:
+                value = visit.value
+                for worker in workers:
+                    worker.observe(location, value)
             counts[location] = counts.get(location, 0) + 1
-        progress.tokens.append(value)
-        traced = workers[-1] if workers and not workers[-1].name else None
-        if traced is not None and traced.exception is not None and not request.ignore_eos:
+        erred = traced is not None and traced.exception is not None
+        if progress.sampled(value, erred) and not ran.cut:
             break
-    for worker in workers:
-        if not worker.name and worker.pending is not None:
-            worker.handle("result", Visit(term(RESULT, term(*progress.tokens))))
-    error = None
-    for worker in workers:
-        worker.unwind()
-        failed = worker.exception is not None and not isinstance(worker.exception, BlockStopped)
-        if failed and error is None and not (worker.name and worker.how == "order"):
-            error = worker.how
-    saves = {
-        f"{worker.name}/{label}": [box.node.evaluate() for box in boxes]
-        for worker in workers
-        for label, boxes in worker.leaves().items()
-    }
-    return Expected(saves, error, {w.name: w.how for w in workers}, progress.tokens)
+    return (workers if progress.rounds else []), progress
 
 
 def _forward(location: str, value: int) -> int:

@@ -1,23 +1,32 @@
 """Programs: intervention blocks in a small language that prints and parses back.
 
-One statement a line; a loop's or a branch's body is indented by two spaces:
+One statement a line; a loop's or a branch's body is indented by two spaces. What each line is in an
+nnsight block, where ``layers`` are the model's and ``f``, ``g`` are fixed functions of tensors:
 
-    for 0:3              `for step in tracer.iter[0:3]`; also `for :`, `for 2:`, `for [0,2]`
+    for 0:3              for step in tracer.iter[0:3]; also `for :` (`tracer.all()`), `for 2:`,
+                         `for 1:2` (`tracer.iter[1]`), `for [0,2]`, `for [2,0]`; they nest
       a = read L1.out    a = layers[1].output
       edit a 5           a[:] = f5(a): seen by the model where it is still at that visit
       blend a b          a[:] = g(a, b)
       c = derive a 3     c = f3(a)
       d = mix a c        d = g(a, c)
       write L2.in d      layers[2].input = d
+      skip L2 d          layers[2].skip(d): the layer does not run, its output is d
       save x c           x = c.save()
       append out c       out.append(c), where out is a saved list
+      put rows 1 c       rows[1] = c, where rows is a container of the case (see `cases`)
       if a               if bool(a): forces it
       stop               tracer.stop()
       raise 7            raise Error(7)
       e = call N a       e = model.norm(a), run where N is real
+      p = param N.w      p = model.norm.weight
+      cache k            k = tracer.cache(); `cache k L0 L1` of these modules only, and
+                         `cache k in L0` with include_inputs=True. A block that has touched a
+                         value cannot open a cache any more: nnsight raises there.
 
-A block's text is its statements; a case (see `cases`) is blocks for several requests and the
-engine's settings.
+A statement about a name that was not bound does nothing. A block's text is its statements; a case
+(see `cases`) is blocks for several requests and the engine's settings. `tracer.barrier` is not in the
+language: nnsight refuses it on vLLM, where each invoke is a request of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +45,12 @@ class Read:
 @dataclass(frozen=True, slots=True)
 class Write:
     location: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    path: str
     name: str
 
 
@@ -78,6 +93,28 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class Put:
+    label: str
+    slot: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    name: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """``paths`` are the modules to keep, empty for all; ``inputs`` keeps their inputs too."""
+
+    label: str
+    inputs: bool
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     name: str
     path: str
@@ -111,7 +148,8 @@ class For:
 
 
 Statement: TypeAlias = (
-    "Read | Write | Edit | Blend | Derive | Mix | Save | Append | Call | Stop | Raise | If | For"
+    "Read | Write | Skip | Edit | Blend | Derive | Mix | Save | Append | Put | Param | Cache | Call "
+    "| Stop | Raise | If | For"
 )
 Block: TypeAlias = "tuple[Statement, ...]"
 
@@ -134,6 +172,14 @@ def _head(statement: Statement) -> str:
             return f"{name} = read {location}"
         case Write(location, name):
             return f"write {location} {name}"
+        case Skip(path, name):
+            return f"skip {path} {name}"
+        case Put(label, slot, name):
+            return f"put {label} {slot} {name}"
+        case Param(name, location):
+            return f"{name} = param {location}"
+        case Cache(label, inputs, paths):
+            return " ".join(["cache", label, *(["in"] if inputs else []), *paths])
         case Edit(name, constant):
             return f"edit {name} {constant}"
         case Blend(name, other):
@@ -210,6 +256,16 @@ def _simple(words: list[str], line: str) -> Statement:
             return Call(name, path, source)
         case ["write", location, name]:
             return Write(location, name)
+        case ["skip", path, name]:
+            return Skip(path, name)
+        case ["put", label, slot, name]:
+            return Put(label, int(slot), name)
+        case [name, "=", "param", location]:
+            return Param(name, location)
+        case ["cache", label, "in", *paths]:
+            return Cache(label, True, tuple(paths))
+        case ["cache", label, *paths]:
+            return Cache(label, False, tuple(paths))
         case ["edit", name, constant]:
             return Edit(name, int(constant))
         case ["blend", name, other]:

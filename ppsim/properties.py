@@ -9,7 +9,16 @@
 ``once``           a value crosses to a rank at most once for each expression
 ``columns-agree``  the columns of a stage gather the same values
 ``dead-ends``      a rank that dies ends every wait (``ends``, in a run with a death)
+``deadline``       a wait that outlasts its deadline says which rank waits, in which round, and
+                   what for
 =================  ============================================================================
+
+Faults change what must hold as little as they have to. A link that stalls changes nothing. A request
+whose client goes away leaves nothing. A block that raises on one rank, and a wait that outlasts its
+deadline, end their own request with that error, and no other. With several columns a block that
+raises on one rank alone runs differently from its copy in the other column; the gathers of the two
+do not match then, on one stage as on several, and the run ends there
+([`unexcused`][ppsim.properties.Properties.unexcused]).
 
 Each is checked at the first event at which it can be seen. Places come from the engine's own record
 of rounds, so that a core that misjudges a wait is found out.
@@ -17,15 +26,20 @@ of rounds, so that a core that misjudges a wait is found out.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ppcore.messages import Message, Pull
 
-from .failures import Leak, Liveness, Sameness
+from .cases import Request
+from .failures import Failure, Leak, Liveness, Sameness
 from .oracle import Expected, expect
 from .terms import explain
 
 if TYPE_CHECKING:
+    from ppcore.saves import Merged
+
     from .link import Link
     from .rank import Rank
     from .world import World
@@ -38,6 +52,8 @@ class Properties:
         self.world = world
         self._pulled: set[tuple[int, int, int, object, str, str]] = set()
         self.most_buffered = 0
+        # Requests (their parents) of which a wait outlasted its deadline.
+        self._late: set[str] = set()
 
     # --- while it runs ------------------------------------------------------------------------
 
@@ -71,6 +87,42 @@ class Properties:
         """``once``: only the last stage brings what it ships; the others ship what they hold."""
         if not rank.last:
             raise Leak("once", f"stage {rank.stage} pulls {label!r} to ship it")
+
+    def expired(self, link: Link, request: str, text: str) -> None:
+        """``deadline``: a wait of a rank ended by its deadline, with this report."""
+        self._late.add(self.world.requests[request].name)
+        asked = [a for a in link.core._asked.values() if a.available.turn >= 0]
+        wanted = [f"stage {link.stage} (round {link.core.round})"]
+        wanted += [f"turn {a.available.turn}" for a in asked]
+        wanted += [f"from stage {a.owner}" for a in asked]
+        for part in wanted:
+            if part not in text:
+                raise Liveness("deadline", f"the report does not say {part!r}: {text}")
+
+    def unexcused(self, failure: Failure) -> Failure | None:
+        """The failure, unless the case's fault may lead to it.
+
+        Where a block raised in one column alone, the columns of its stage gather different values, or
+        one waits for the other: nothing on a rank can know of that before the gather.
+        """
+        if failure.name not in ("columns-agree", "ends"):
+            return failure
+        case = self.world.case
+        parted = any(
+            fault.kind == "raise" and self._raised(fault.request, case.columns)
+            for fault in case.faults
+        )
+        return None if parted and case.columns > 1 else failure
+
+    def _raised(self, request: str, columns: int) -> bool:
+        """Whether a block of the request has raised by a fault, on a rank of the first columns."""
+        for rank in (r for r in self.world.ranks.values() if r.column < columns):
+            for name in self.world.sequences(request):
+                hows = list(rank.endings.get(name, {}).values())
+                hows += [worker.how for worker in rank.carried.get(name, ())]
+                if any("fault" in how for how in hows):
+                    return True
+        return False
 
     def closed(self, rank: Rank) -> None:
         """``bounded``: a round is over; nothing is published here that nobody can ask for."""
@@ -138,8 +190,7 @@ class Properties:
             if messages:
                 raise Leak("rest", f"{len(messages)} messages in channel {channel}")
         for request in world.case.requests:
-            expected = expect(world.case, request, world.engine.progress[request.name].recomputed)
-            self._same(request.name, expected)
+            self._same(request, expect(world.case, request, world.engine.progress))
 
     def _nothing_left(self, where: str, rank: Rank) -> None:
         core, link = rank.core, rank.link
@@ -158,19 +209,26 @@ class Properties:
             if found:
                 raise Leak("rest", f"{where} still has {what}: {found}")
 
-    def _same(self, name: str, expected: Expected) -> None:
+    def _same(self, request: Request, expected: Expected) -> None:
         world = self.world
+        name = request.name
         faulty = any(f.kind == "raise" and f.request == name for f in world.case.faults)
-        tokens = world.engine.progress[name].tokens
         outcome = world.engine.outcomes.get(name)
-        if not world.requests[name].blocks:
-            if tokens != expected.tokens:
-                raise Sameness("sameness", f"{name}: other tokens than on one rank")
+        sequences = [world.engine.progress[found] for found in request.sequences()]
+        if faulty or name in self._late:
+            if outcome is not None:
+                self._faulty(request, expected)
             return
+        if any(progress.aborted for progress in sequences):
+            if expected.error is None:
+                self._same_endings(expected)
+            return
+        owed = bool(expected.saves or expected.parts or expected.error) or request.traced
         if outcome is None:
-            raise Liveness("ends", f"{name} has no outcome")
-        if faulty:
-            return self._faulty(name, expected)
+            if owed:
+                raise Liveness("ends", f"{name} has no outcome")
+            self._same_tokens(expected)
+            return
         merged = outcome.merged
         if merged is None:
             raise Sameness("sameness", f"{name}: {outcome.problem}")
@@ -178,54 +236,94 @@ class Properties:
             raise Sameness(
                 "sameness", f"{name} ends with {merged.error!r}, on one rank {expected.error!r}"
             )
-        if expected.error is not None:
-            return
-        self._same_endings(name, expected)
-        if tokens != expected.tokens:
-            turn = next(
-                (
-                    i
-                    for i, (a, b) in enumerate(zip(tokens, expected.tokens, strict=False))
-                    if a != b
-                ),
-                min(len(tokens), len(expected.tokens)),
-            )
-            raise Sameness("sameness", f"{name}: from turn {turn} on other tokens than on one rank")
-        found: dict[str, list[int | None]] = {}
-        for (label, position), value in sorted(merged.leaves.items()):
-            leaves = found.setdefault(label, [])
-            leaves += [None] * (position - len(leaves))
-            leaves.append(value)
+        if expected.error is None:
+            self._same_endings(expected)
+            self._same_tokens(expected)
+        self._same_saves(name, merged, expected)
+
+    def _same_saves(self, name: str, merged: Merged, expected: Expected) -> None:
+        """What was saved: all of it or, where the block raised, what was bound before the error."""
+        found: dict[str, tuple[str, list[int | None]]] = {
+            label: (shape, [None] * shape.count("x"))
+            for label, shape in json.loads(merged.skeleton).items()
+        }
+        for (label, position), value in merged.leaves.items():
+            values = found[label][1] if label in found else []
+            if position < len(values):  # those that were told of an error later have bound more
+                values[position] = value
         if found != expected.saves:
             raise Sameness("sameness", f"{name}: {_difference(found, expected.saves)}")
+        if expected.error is not None:
+            return
+        if merged.parts != expected.parts or any(
+            list(mine) != list(theirs)
+            for mine, theirs in zip(merged.parts, expected.parts, strict=True)
+        ):
+            raise Sameness("sameness", f"{name}: {_differing_parts(merged.parts, expected.parts)}")
 
-    def _same_endings(self, name: str, expected: Expected) -> None:
-        for (stage, column), rank in self.world.ranks.items():
-            endings = rank.endings.get(name, {})
-            if endings != expected.endings:
+    def _same_tokens(self, expected: Expected) -> None:
+        for name, theirs in expected.tokens.items():
+            tokens = self.world.engine.progress[name].tokens
+            # What was in flight when a stop string was heard of is sampled, and dropped.
+            if self.world.engine.progress[name].cut:
+                theirs = theirs[: len(tokens)]
+            if tokens != theirs:
+                pairs = enumerate(zip(tokens, theirs, strict=False))
+                shorter = min(len(tokens), len(theirs))
+                turn = next((turn for turn, (a, b) in pairs if a != b), shorter)
                 raise Sameness(
-                    "sameness",
-                    f"{name} on rank {(stage, column)} ended {endings}, on one rank "
-                    f"{expected.endings}",
+                    "sameness", f"{name}: from turn {turn} on other tokens than on one rank"
                 )
 
-    def _faulty(self, name: str, expected: Expected) -> None:
-        outcome = self.world.engine.outcomes[name]
-        raised = any(
-            "fault" in how
-            for rank in self.world.ranks.values()
-            for how in rank.endings.get(name, {}).values()
-        )
+    def _same_endings(self, expected: Expected) -> None:
+        for where, rank in self.world.ranks.items():
+            for name, theirs in expected.endings.items():
+                endings = rank.endings.get(name, {})
+                if endings != theirs:
+                    raise Sameness(
+                        "sameness",
+                        f"{name} on rank {where} ended {endings}, on one rank {theirs}",
+                    )
+
+    def _faulty(self, request: Request, expected: Expected) -> None:
+        """A request that a fault ended ends with that error, or with the one of a single rank."""
+        outcome = self.world.engine.outcomes[request.name]
         error = outcome.merged.error if outcome.merged is not None else outcome.problem
-        known = error is not None and ("fault" in error or error == expected.error)
-        if raised and not known:
-            raise Sameness("sameness", f"{name} raised on one rank and ends with {error!r}")
+        # Column 0 speaks for the request.
+        words = ["fault"] if self._raised(request.name, 1) else []
+        words += ["DeadlineExceeded"] if request.name in self._late else []
+        known = error is not None and any(word in error for word in words)
+        if words and not known and error != expected.error:
+            raise Sameness(
+                "sameness", f"{request.name} met {' and '.join(words)} and ends with {error!r}"
+            )
+        if words and error is None:
+            raise Sameness("sameness", f"{request.name} met {words} and ends without an error")
 
 
-def _difference(found: dict[str, list[int | None]], expected: dict[str, list[int]]) -> str:
+def _differing_parts(
+    found: Sequence[Mapping[str, list[int]]], expected: Sequence[Mapping[str, list[int]]]
+) -> str:
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if list(mine) != list(theirs):
+            return f"cache {number} holds {list(mine)}, on one rank {list(theirs)}"
+        for location, values in theirs.items():
+            if mine[location] != values:
+                return (
+                    f"cache {number} at {location!r} holds {list(map(explain, mine[location]))}, "
+                    f"on one rank {list(map(explain, values))}"
+                )
+    return "the same"
+
+
+def _difference(
+    found: Mapping[str, tuple[str, list[int | None]]], expected: Mapping[str, tuple[str, list[int]]]
+) -> str:
     for label in sorted({*found, *expected}):
         if found.get(label) != expected.get(label):
-            mine = [explain(v) if v is not None else "nothing" for v in found.get(label, [])]
-            theirs = [explain(v) for v in expected.get(label, [])]
-            return f"{label} is {mine}, on one rank {theirs}"
+            shape, values = found.get(label, ("nothing", []))
+            mine = [explain(v) if v is not None else "nothing" for v in values]
+            shape_there, values_there = expected.get(label, ("nothing", []))
+            theirs = [explain(v) for v in values_there]
+            return f"{label} is {shape} {mine}, on one rank {shape_there} {theirs}"
     return "the same"

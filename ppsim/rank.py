@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING
 from ppcore.core import Core
 from ppcore.errors import PPError
 from ppcore.messages import Worker
-from ppcore.saves import Shipment, spell_leaves, to_ship, union
+from ppcore.saves import Part, Shipment, spell_leaves, to_ship, union
 
-from .blocks import BlockStopped
+from .blocks import BlockStopped, Recording
 from .cases import Case
 from .engine import Collect, Round
 from .link import Link, Wait
 from .seated import Seated, Steps, plan
 from .terms import LAYER, LOGITS, RESULT, SAMPLE, SHARED, term
-from .values import Visit
+from .values import Box, Visit
 
 if TYPE_CHECKING:
     from .world import World
+
+
+#: The value at a skip gate that nobody uses.
+NO_SKIP = 0
 
 
 class EngineDied(Exception):
@@ -38,6 +42,7 @@ class Rank:
     Attributes:
         carried: the requests that this rank knows, with their workers, registered ones first.
         visited: how often this round's forward has visited each location here.
+        recordings: the caches that observe this round, each with its request.
         inbox: hidden states from the stage before, in round order.
     """
 
@@ -52,6 +57,7 @@ class Rank:
         self.carried: dict[str, list[Seated]] = {}
         self.known: set[str] = set()
         self.visited: dict[str, int] = {}
+        self.recordings: list[tuple[str, Recording]] = []
         self.visits = world.visits[stage]
         self.inbox: list[dict[str, int]] = []
         self.commands = 0
@@ -77,8 +83,8 @@ class Rank:
                     self.world.broken(self.stage, self.column)
                     return
             elif isinstance(command, Collect):
-                for name in command.requests:
-                    yield from self.collect(name)
+                for request in command.requests:
+                    yield from self.collect(request, served=command.served)
             else:
                 return
 
@@ -88,7 +94,7 @@ class Rank:
         """One forward step."""
         for name in command.finished:
             if name in self.carried:
-                yield from self.settle(name)
+                yield from self.harvest(name)
         self._add(command)
         self.visited = {}
         batch = [(name, self.carried[name]) for name in command.inputs]
@@ -102,6 +108,12 @@ class Rank:
                 yield from worker.start()
         for worker in current:
             yield from self._go_on(worker)
+        self.recordings = [
+            (name, found)
+            for name, workers in batch
+            for worker in workers
+            for found in worker.recordings.values()
+        ]
         states = command.inputs if self.stage == 0 else (yield from self._receive())
         states = yield from self._visit_all(dict(states), batch)
         if self.case.columns > 1:
@@ -121,12 +133,14 @@ class Rank:
                 continue
             self.known.add(name)
             request = self.world.requests[name]
+            containers = dict(self.case.containers)
             workers = self.carried[name] = [
-                Seated(self.link, Worker(name, block), body) for block, body in request.blocks
+                Seated(self.link, Worker(name, block), body, {} if block else containers)
+                for block, body in request.blocks
             ]
             for fault in self.case.faults:
                 here = (fault.stage, fault.column) == (self.stage, self.column)
-                if fault.kind == "raise" and here and fault.request == name and workers:
+                if fault.kind == "raise" and here and fault.request == request.name and workers:
                     workers[-1].fault_at = fault.at
 
     def _receive(self) -> Generator[Wait, None, dict[str, int]]:
@@ -158,15 +172,23 @@ class Rank:
     def _visit_all(
         self, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
     ) -> Generator[Wait, None, dict[str, int]]:
+        skipped: dict[str, int] = {}
         for location in self.visits:
             path, _, side = location.rpartition(".")
+            if side == "skip":
+                skipped = dict.fromkeys(states, NO_SKIP)
+                yield from self._visit(location, skipped, batch)
+                continue
             if location == "logits" or location == "samples":
                 break
             if path == "S":
                 states = {name: term(SHARED, value) for name, value in states.items()}
             elif side == "out":
                 layer = int(path[1:])
-                states = {name: term(LAYER, layer, value) for name, value in states.items()}
+                states = {
+                    name: skipped[name] or term(LAYER, layer, value)
+                    for name, value in states.items()
+                }
             yield from self._visit(location, states, batch)
         return states
 
@@ -175,7 +197,8 @@ class Rank:
     ) -> Steps:
         """Offer a location's value to the workers that are parked on this visit of it."""
         ready = [(name, w) for name, workers in batch for w in workers if w.ready(location)]
-        if self.case.columns > 1 and ready:
+        observers = [found for found in self.recordings if found[1].keeps(location)]
+        if self.case.columns > 1 and (ready or observers) and not location.endswith(".skip"):
             yield from self._collective(location)
         for name, worker in ready:
             yield None
@@ -183,6 +206,8 @@ class Rank:
             yield from worker.handle(location, visit)
             states[name] = visit.value
         self.visited[location] = self.visited.get(location, 0) + 1
+        for name, found in observers:
+            found.observe(location, states[name])
 
     def _collective(self, location: str) -> Steps:
         """The columns of a stage gather a value that a worker waits for."""
@@ -224,15 +249,60 @@ class Rank:
             if worker.started:
                 yield from self._go_on(worker)
 
-    def collect(self, name: str) -> Steps:
-        """Wind up a finished request and ship this rank's share of its saves."""
-        workers = self.carried.get(name, [])
+    def harvest(self, name: str) -> Steps:
+        """The scheduler says that the request is over; one that is owed nothing goes at once."""
         yield from self.settle(name)
+        workers = self.carried[name]
+        kept = any(w.saves or w.recordings or w.exception is not None for w in workers)
+        if not self.world.requests[name].traced and not kept:
+            for worker in workers:
+                worker.unwind()
+            yield from self._forget(name)
+
+    def collect(self, request: str, *, served: bool) -> Steps:
+        """Wind up a finished request and ship this rank's share of its saves."""
+        found = [name for name in self.world.sequences(request) if name in self.carried]
+        for name in found:
+            yield from self.harvest(name)
+        found = [name for name in found if name in self.carried]
+        error, own = None, False
+        boxes: dict[str, list[Box]] = {}
+        shapes: dict[str, str] = {}
+        parts: list[Recording] = []
+        for name in found:
+            index = self.world.sequences(request).index(name)
+            workers = self.carried[name]
+            yield from self._wind_up(request, workers, served)
+            for worker in workers:
+                label = f"{index}/{worker.worker.block}/"
+                boxes |= {label + saved: leaves for saved, leaves in worker.leaves().items()}
+                shapes |= {label + saved: shape for saved, shape in worker.shapes().items()}
+                parts += [worker.recordings[saved] for saved in sorted(worker.recordings)]
+                failure = worker.exception
+                if failure is None or isinstance(failure, BlockStopped):
+                    continue
+                if worker.worker.block and worker.how == "order":
+                    continue  # a registered block that waits in vain ends quietly
+                if error is None:
+                    error = worker.how
+                    own = not worker.told
+        if any(self.carried[name] for name in found):
+            shipment = yield from self._ship(found[0], boxes, shapes, parts, error, own)
+            if self.column == 0:
+                self.world.engine.shipped(request, self.stage, shipment)
+        boxes.clear()
+        for name in found:
+            yield from self._forget(name)
+        yield from self.link.flush()
+        self.world.engine.collected(request, self.stage, self.column)
+
+    def _wind_up(self, request: str, workers: list[Seated], served: bool) -> Steps:
+        """Serve the result, and end whoever still waits."""
         for worker in workers:
             if worker.worker.block:
                 worker.unwind()
-            elif worker.ready("result") and worker.alive:
-                result = Visit(term(RESULT, self.world.engine.outputs[name]))
+            elif served and worker.ready("result") and worker.alive:
+                result = Visit(term(RESULT, self.world.engine.outputs[request]))
                 yield from worker.handle("result", result)
         for worker in workers:
             worker.unwind()
@@ -240,40 +310,27 @@ class Rank:
                 # What a peer asks for and this worker never got to is answered never, before this
                 # rank waits for that peer.
                 yield from self.link.finish(worker.worker)
-        error, own = None, False
-        for worker in workers:
-            failure = worker.exception
-            if failure is None or isinstance(failure, BlockStopped):
-                continue
-            if worker.worker.block and worker.how == "order":
-                continue  # a registered block that waits in vain ends quietly
-            if error is None:
-                error = worker.how
-                own = not worker.told
+
+    def _forget(self, name: str) -> Steps:
+        """Nothing of the request is needed here any more."""
+        workers = self.carried.pop(name)
         self.endings[name] = {w.worker.block: w.how for w in workers}
-        if workers:
-            shipment = yield from self._ship(name, workers, error, own)
-            if self.column == 0:
-                self.world.engine.shipped(name, self.stage, shipment)
         for worker in workers:
-            worker.names.clear()
-            worker.saves.clear()
-            worker._seen.clear()
-        self.carried.pop(name, None)
+            worker.clear()
         del workers
         if name in self.core.requests:
             yield from self.link.say_done(name)
-        yield from self.link.flush()
-        self.world.engine.collected(name, self.stage, self.column)
 
     def _ship(
-        self, name: str, workers: list[Seated], error: str | None, own: bool
+        self,
+        carrier: str,
+        found: dict[str, list[Box]],
+        shapes: dict[str, str],
+        recordings: list[Recording],
+        error: str | None,
+        own: bool,
     ) -> Generator[Wait, None, Shipment]:
-        found = {
-            f"{worker.worker.block}/{label}": boxes
-            for worker in workers
-            for label, boxes in worker.leaves().items()
-        }
+        """This rank's share of what a request saved; ``carrier`` names the talk about who ships."""
         holds = {
             label: [box.node.value is not None for box in boxes] for label, boxes in found.items()
         }
@@ -284,12 +341,23 @@ class Rank:
             ships.update(to_ship(holds, merged, last=self.last))
             return json.dumps(spell_leaves(ships))
 
-        if name in self.core.requests:
-            yield from self.link.exchange_held(name, decide)
-        else:
-            decide({})
         leaves: dict[tuple[str, int], int] = {}
+        parts = [
+            {
+                location: Part(
+                    self.core.schedule.slots[location][0].index,
+                    self.core.schedule.local_count(location, self.stage),
+                    values,
+                )
+                for location, values in recording.values.items()
+            }
+            for recording in recordings
+        ]
         try:
+            if carrier in self.core.requests:
+                yield from self.link.exchange_held(carrier, decide, wait=any(found.values()))
+            else:
+                decide({})
             for label, flags in ships.items():
                 for position, shipped in enumerate(flags):
                     if shipped:
@@ -305,5 +373,5 @@ class Rank:
             text = f"{type(failure).__name__}: {failure}"
             return Shipment(b"", {}, {}, error or text, own or error is None)
         counts = {label: len(boxes) for label, boxes in found.items()}
-        skeleton = json.dumps(counts, sort_keys=True).encode()
-        return Shipment(skeleton, counts, leaves, error, own)
+        skeleton = json.dumps(shapes, sort_keys=True).encode()
+        return Shipment(skeleton, counts, leaves, error, own, parts)

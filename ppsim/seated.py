@@ -7,19 +7,30 @@ runtime's.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
 
-from ppcore.core import Available, Verdict
+from ppcore.core import ALWAYS, STATIC, Available, Verdict
 from ppcore.errors import PPError
 from ppcore.messages import Key, Worker
 from ppcore.schedule import REPLICATED, Place
 from ppcore.seat import Move, Seat
 
-from .blocks import Access, BlockRaised, BlockStopped, Force, Frame, OutOfOrder, Use, Want
+from .blocks import (
+    NONE,
+    Access,
+    BlockRaised,
+    BlockStopped,
+    Force,
+    Frame,
+    OutOfOrder,
+    Parameter,
+    Use,
+    Want,
+)
 from .programs import Block
 from .terms import CALL, term
-from .values import Base, Box, Node, Visit
+from .values import Base, Box, Node, Visit, parameter
 
 if TYPE_CHECKING:
     from .link import Link, Wait
@@ -42,8 +53,10 @@ class Seated(Frame):
         how: how it ended, for comparison with the reference.
     """
 
-    def __init__(self, link: Link, worker: Worker, block: Block) -> None:
-        super().__init__(block)
+    def __init__(
+        self, link: Link, worker: Worker, block: Block, containers: Mapping[str, int] = NONE
+    ) -> None:
+        super().__init__(block, containers)
         self.link = link
         self.worker = worker
         self.seat = Seat(link.core, worker)
@@ -61,6 +74,8 @@ class Seated(Frame):
         # The call that runs here, or the lazy of one that runs elsewhere.
         self._call: tuple[Key, str] | Box | None = None
         self._seen: dict[tuple[Place, str], Box] = {}
+        # One tensor to the block however often it reads a parameter, and one pull.
+        self._parameters: dict[str, Box] = {}
 
     def relaxed(self, location: str) -> int:
         core = self.link.core
@@ -110,6 +125,9 @@ class Seated(Frame):
                     want = self._running.send(value)
                     if isinstance(want, Access):
                         return want
+                    if isinstance(want, Parameter):
+                        value = self._parameter(want.location)
+                        continue
                     yield from self._begin(want)
                 if not (yield from self._complete()):
                     return self._unfinished
@@ -157,6 +175,18 @@ class Seated(Frame):
         if self._plan:
             wanted = [(base, text) for _, base, text in self._plan]
             self._numbers = yield from self.link.request(wanted)
+
+    def _parameter(self, location: str) -> Box:
+        """A parameter of a module: its value where the module is real, elsewhere a lazy."""
+        core = self.link.core
+        home = core.home(location.rpartition(".")[0])
+        if core.stage in home:
+            return Box(Node(parameter(location)))
+        if location not in self._parameters:
+            key = Key(self.worker, STATIC)
+            base = self.link.base(key, location, min(home), ALWAYS)
+            self._parameters[location] = Box(Node(None, base))
+        return self._parameters[location]
 
     def _complete(self) -> Generator[Wait, None, bool]:
         """Wait for what was asked for, if that is allowed here; whether it is all here now."""
@@ -325,6 +355,14 @@ class Seated(Frame):
         self._plan = []
         self.seat.take()
         yield from self.link.finish(self.worker)
+
+    def clear(self) -> None:
+        """Let go of everything that the block held."""
+        self.names.clear()
+        self.saves.clear()
+        self.recordings.clear()
+        self._seen.clear()
+        self._parameters.clear()
 
     def unwind(self) -> None:
         """The request is over: a worker that still waits ends as nnsight ends it."""

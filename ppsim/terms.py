@@ -17,9 +17,11 @@ from contextlib import contextmanager
 # Operations of the model.
 EMBED, LAYER, LOGITS, SAMPLE, SHARED, RECOMPUTE, RESULT, CALL = range(8)
 # Operations of a block.
-EDIT, MIX, DERIVE, CONSTANT = range(8, 12)
+EDIT, MIX, DERIVE = range(8, 11)
+# A module's parameter.
+PARAM = 11
 
-_NAMES = "embed layer logits sample shared recompute result call edit mix derive constant".split()
+_NAMES = "embed layer logits sample shared recompute result call edit mix derive param".split()
 
 _recorded: dict[int, tuple[int, ...]] | None = None
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from ppcore.core import Available
 from ppcore.messages import Key
 
-from .terms import term
+from .terms import PARAM, term
 
 
 class Forgetful(Protocol):
@@ -112,6 +112,11 @@ def operation(head: tuple[int, ...], *args: Node) -> Node:
     if len(known) == len(values):
         return Node(term(*head, *known))
     return Node(None, None, head, args)
+
+
+def parameter(location: str) -> int:
+    """The term of the parameter of a module that ``location`` names."""
+    return term(PARAM, *location.encode())
 
 
 def evaluate(expression: str, value: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ppcore.core import Core
 from ppcore.messages import Message, spell
 
-from . import cases
+from . import cases, faults
 from .cases import Case
 from .engine import Engine
 from .failures import Crash, Failure, Liveness
@@ -82,7 +82,7 @@ class World:
 
     def __init__(self, case: Case, *, record: bool = False, limit: int = LIMIT) -> None:
         self.case = case
-        self.requests = {request.name: request for request in case.requests}
+        self.requests = case.sequences()
         self.visits = cases.visits(case)
         self.record = record
         self.limit = limit
@@ -92,6 +92,7 @@ class World:
         self.hash = 0
         self.failure: Failure | None = None
         self.dead: set[tuple[int, int]] = set()
+        self._held: set[tuple[int, int, int]] = set()
         self._gathers: dict[tuple[int, int], dict[int, str]] = {}
         self._mark = 0
         self.properties = Properties(self)
@@ -118,13 +119,16 @@ class World:
                     listener = self._listen(stage, column, peer)
                     self._listeners[peer, stage, column] = self._task(name, listener)
         for fault in case.faults:
-            if fault.kind == "die":
-                where = (fault.stage, fault.column)
-                self._task(f"die{fault.stage}.{fault.column}", self._death(where, fault.at))
+            if fault.kind != "raise":
+                self._task(faults.task(fault), faults.strike(self, fault))
 
     def rank(self, stage: int, column: int) -> Rank:
         """The rank at (stage, column)."""
         return self.ranks[stage, column]
+
+    def sequences(self, request: str) -> list[str]:
+        """The names of what is sampled for a request."""
+        return [name for name, found in self.requests.items() if found.name == request]
 
     # --- running ------------------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class World:
                 self.step(choose(self))
             self.properties.at_rest()
         except Failure as failure:
-            self.failure = failure
+            self.failure = self.properties.unexcused(failure)
         except Exception as error:  # the code under test failed by itself
             self.failure = Crash("crash", f"{type(error).__name__}: {error}", error)
         finally:
@@ -208,14 +212,15 @@ class World:
         self._wake(self._listeners[stage, peer, column])
 
     def _listen(self, stage: int, column: int, peer: int) -> Generator[Wait, None, None]:
-        channel = self.channels[peer, stage, column]
+        name, held = (peer, stage, column), self._held
+        channel = self.channels[name]
         link = self.ranks[stage, column].link
 
         def arrived() -> bool:
-            return bool(channel)
+            return bool(channel) and name not in held
 
         while True:
-            if not channel:
+            if not arrived():
                 yield arrived
                 continue
             message, token = channel.popleft()
@@ -225,6 +230,7 @@ class World:
             if self.record:
                 self.notes.append(Note(self.events, "take", stage, column, peer, spell(message)))
             yield from link.take(peer, message, token)
+            del message, token  # a state of this thread does not depend on what it took before
             if channel:
                 yield None
 
@@ -250,12 +256,17 @@ class World:
 
     # --- faults -------------------------------------------------------------------------------
 
-    def _death(self, where: tuple[int, int], at: int) -> Generator[Wait, None, None]:
-        for _ in range(at):
-            yield None
-        self._kill(where)
+    def hold(self, channel: tuple[int, int, int]) -> None:
+        """What is in the channel (peer, stage, column), and what is sent, is not delivered."""
+        self._held.add(channel)
 
-    def _kill(self, where: tuple[int, int]) -> None:
+    def let_go(self, channel: tuple[int, int, int]) -> None:
+        """The channel delivers again."""
+        self._held.discard(channel)
+        self._wake(self._listeners[channel])
+
+    def kill(self, where: tuple[int, int]) -> None:
+        """A rank is gone: its process, and its ends of all links."""
         stage, column = where
         if where in self.dead:
             return
@@ -276,7 +287,7 @@ class World:
 
     def broken(self, stage: int, column: int) -> None:
         """A rank's forward failed because of a rank that is gone: that ends its process too."""
-        self._kill((stage, column))
+        self.kill((stage, column))
 
     def _engine_down(self) -> None:
         self.engine.dead = True

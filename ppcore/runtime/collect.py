@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from nnsight.intervention.cache import Cache
+from nnsight.intervention.cache import Cache, Entry
+from nnsight.intervention.errors import capture_exception
 
-from ..saves import Merged, Shipment, to_ship
+from ..errors import PPError
+from ..saves import Merged, Part, Shipment, merge, to_ship, unlabel
 from . import lazy
 from .lazy import LazyTensor
 
@@ -82,7 +84,7 @@ class Taken:
     def shipment(
         self,
         ships: Mapping[str, list[bool]],
-        order: Any,
+        place: Callable[[str], tuple[int, int] | None],
         error: Any = None,
         own_error: bool = False,
     ) -> Shipment:
@@ -90,7 +92,8 @@ class Taken:
 
         Args:
             ships: as `ships` returned it.
-            order: module path -> its position in the whole model, for recordings.
+            place: location -> the index of its first visit in the whole model and how often this
+                stage visits it in a turn, for recordings; None where it is another stage's.
         """
         wanted = {
             (name, position): leaf
@@ -107,11 +110,33 @@ class Taken:
             {name: _own(leaf) for name, leaf in wanted.items()},
             error,
             own_error,
-            [
-                {path: (order(path), entries) for path, entries in cache.entries.items()}
-                for cache in self.caches
-            ],
+            [_parts(cache, place) for cache in self.caches],
         )
+
+
+def _parts(cache: Cache, place: Callable[[str], tuple[int, int] | None]) -> dict[str, Part]:
+    """What this stage recorded, by location."""
+    parts: dict[str, Part] = {}
+    for path, entries in cache.entries.items():
+        kept = {"input": cache.include_inputs, "output": cache.include_output}
+        for side in (side for side, wanted in kept.items() if wanted):
+            where = place(f"{path}.{side}")
+            if where is not None:
+                values = [entry.inputs if side == "input" else entry.output for entry in entries]
+                parts[f"{path}.{side}"] = Part(*where, values)
+    return parts
+
+
+def _entries(part: Mapping[str, list[Any]]) -> dict[str, list[Entry]]:
+    """A recording's entries by path, from its values by location."""
+    entries: dict[str, list[Entry]] = {}
+    for location, values in part.items():
+        path, _, side = location.rpartition(".")
+        found = entries.setdefault(path, [])
+        found += [Entry() for _ in range(len(values) - len(found))]
+        for entry, value in zip(found, values, strict=False):
+            setattr(entry, "inputs" if side == "input" else side, value)
+    return entries
 
 
 def _own(leaf: torch.Tensor) -> torch.Tensor:
@@ -141,7 +166,7 @@ class _Filler(pickle.Unpickler):
         if cache is None:
             cache = self.caches[number] = Cache.__new__(Cache)
             cache.model, cache._open = None, {}
-            cache.entries = dict(self.merged.parts[number])
+            cache.entries = _entries(self.merged.parts[number])
         return cache
 
 
@@ -149,3 +174,27 @@ def put_together(merged: Merged) -> dict[str, Any]:
     """The saves by label, every leaf in place."""
     parts = _Filler(merged).load()
     return {parts[i + 1]: parts[i + 2] for i in range(0, len(parts), 3)}
+
+
+def entry(shipments: Sequence[Shipment]) -> dict[str, Any]:
+    """What the client gets of one request: the entry that nnsight attaches to its output.
+
+    Args:
+        shipments: of every stage, in stage order, with saves under their labels.
+    """
+    made: dict[str, Any] = {"saves": {}, "error": None, "registered": {}, "sequences": {}}
+    try:
+        merged = merge(shipments)
+    except PPError as error:
+        made["error"] = capture_exception(error)
+        return made
+    made["error"] = merged.error
+    for found, value in put_together(merged).items():
+        sequence, kind, name = unlabel(found)
+        target = made["sequences"].setdefault(sequence, {"saves": {}, "registered": {}})
+        if kind != "sequence":
+            target[kind][name] = value
+    primary = made["sequences"].get(0)
+    if primary is not None:
+        made["saves"], made["registered"] = primary["saves"], primary["registered"]
+    return made

@@ -267,7 +267,9 @@ class Link:
             if number not in self._landed and number not in self._refused
         ]
         oldest = min(waiting, default=now - self.deadline_s)
-        waits = self.core.waits() or [f"stage {self.core.stage} waits for {what}"]
+        waits = self.core.waits() or [
+            f"stage {self.core.stage} (round {self.core.round}) waits for {what}"
+        ]
         return (
             f"waited {self.deadline_s:.0f} s for {what} (oldest pull: {now - oldest:.0f} s); "
             + "; ".join(waits)
@@ -377,16 +379,25 @@ class Link:
         Args:
             leaves: turns what the earlier stages ship into what this one does.
             wait: whether this rank has any leaf, and so cares what the earlier ones ship.
+
+        Raises:
+            DeadlineExceeded: an earlier stage did not say; the later ones are told nevertheless.
         """
+        late: DeadlineExceeded | None = None
         if wait:
-            self.until(
-                lambda: self.core.held(request) is not None,
-                f"what earlier stages hold of {request!r}",
-            )
+            try:
+                self.until(
+                    lambda: self.core.held(request) is not None,
+                    f"what earlier stages hold of {request!r}",
+                )
+            except DeadlineExceeded as error:
+                late = error  # the later stages wait for this one's word all the same
         with self._changed:
             below = self.core.held(request) or {}
         mine = leaves(below)
         self._do(lambda: self.core.say_held(request, mine))
+        if late is not None:
+            raise late
 
     def say_done(self, request: str) -> None:
         """This rank pulls nothing more of the request."""

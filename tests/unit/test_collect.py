@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import OrderedDict, namedtuple
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,18 @@ class Record:
     inner: list = dataclasses.field(default_factory=list)
 
 
+#: Locations that belong to one stage only, though others record their module too.
+OWNER = {"m.outer.input": 0, "m.outer.output": 1}
+
+
+def place(location: str, stage: int) -> tuple[int, int] | None:
+    """As a schedule would tell it: ``m.7.output`` is the eighth location, visited once in a turn."""
+    if OWNER.get(location, stage) != stage:
+        return None
+    name = location.split(".")[1]
+    return (int(name) if name.isdigit() else 0), 1
+
+
 def ship(saves: list[dict[str, Any]]) -> list[Shipment]:
     """What each stage sends home, in stage order, having heard the earlier ones."""
     said: list[dict[str, str]] = []
@@ -35,7 +48,7 @@ def ship(saves: list[dict[str, Any]]) -> list[Shipment]:
         taken = Taken(mine)
         ships = taken.ships(union(said), last=stage == len(saves) - 1)
         said.append(json.loads(json.dumps(spell_leaves(ships))))
-        shipments.append(taken.shipment(ships, lambda path: int(path.rpartition(".")[2])))
+        shipments.append(taken.shipment(ships, partial(place, stage=stage)))
     return shipments
 
 
@@ -180,6 +193,24 @@ def test_caches_of_all_stages_are_merged_in_the_models_order() -> None:
         ("m.2", ["c"]),
         ("m.3", ["d"]),
     ]
+
+
+def test_a_module_that_both_stages_visit_has_the_visits_of_each_turn_together() -> None:
+    zero, one = cache(**{"m.rotary": ["a0", "a1"]}), cache(**{"m.rotary": ["b0", "b1"]})
+    assert of(home({"c": zero}, {"c": one})["c"]) == {"m.rotary": ["a0", "b0", "a1", "b1"]}
+
+
+def test_a_module_that_spans_stages_has_the_firsts_input_and_the_lasts_output() -> None:
+    saves = []
+    for stage in ("0", "1"):
+        view = cache(**{"m.outer": []})
+        view._cache.include_inputs = True
+        seen = Entry(inputs=((f"in{stage}",), {}), output=f"out{stage}")
+        view._cache.entries = {"m.outer": [seen]}
+        saves.append({"c": view})
+    ((path, entries),) = home(*saves)["c"]._cache.entries.items()
+    assert path == "m.outer"
+    assert [(entry.input, entry.output) for entry in entries] == [("in0", "out1")]
 
 
 def test_two_caches_keep_apart_and_one_saved_twice_is_one() -> None:

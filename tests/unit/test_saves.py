@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppcore.errors import Diverged
-from ppcore.saves import Shipment, merge, merge_parts, spell_leaves, to_ship, union
+from ppcore.saves import Part, Shipment, merge, merge_parts, spell_leaves, to_ship, union
 
 
 def agree(holds: list[dict[str, list[bool]]]) -> list[dict[str, list[bool]]]:
@@ -150,21 +150,35 @@ def test_a_leaf_shipped_twice_is_taken_from_the_lower_stage() -> None:
 # --- recordings -------------------------------------------------------------------------------
 
 
+def part(index: int, *values: object, per_turn: int = 1) -> Part:
+    return Part(index, per_turn, list(values))
+
+
 def test_recordings_unite_in_the_order_of_the_whole_model() -> None:
-    zero = [{"m.b": (5, "b"), "m.a": (1, "a")}]
-    one = [{"m.d": (9, "d"), "m.c": (7, "c")}]
+    zero = [{"m.b.output": part(5, "b"), "m.a.output": part(1, "a")}]
+    one = [{"m.d.output": part(9, "d"), "m.c.output": part(7, "c")}]
     (merged,) = merge_parts([zero, one])
-    assert list(merged.items()) == [("m.a", "a"), ("m.b", "b"), ("m.c", "c"), ("m.d", "d")]
+    assert list(merged) == ["m.a.output", "m.b.output", "m.c.output", "m.d.output"]
+    assert list(merged.values()) == [["a"], ["b"], ["c"], ["d"]]
 
 
 def test_several_recordings_keep_apart() -> None:
-    assert merge_parts([[{"x": (0, 1)}, {}], [{}, {"y": (1, 2)}]]) == [{"x": 1}, {"y": 2}]
+    found = merge_parts([[{"x": part(0, 1)}, {}], [{}, {"y": part(1, 2)}]])
+    assert found == [{"x": [1]}, {"y": [2]}]
 
 
 def test_a_stage_with_fewer_recordings_costs_the_others_nothing() -> None:
-    assert merge_parts([[], [{"x": (0, 1)}]]) == [{"x": 1}]
+    assert merge_parts([[], [{"x": part(0, 1)}]]) == [{"x": [1]}]
     assert merge_parts([]) == []
 
 
-def test_a_path_recorded_twice_is_the_lower_stages() -> None:
-    assert merge_parts([[{"x": (0, "zero")}], [{"x": (0, "one")}]]) == [{"x": "zero"}]
+def test_a_location_that_several_stages_visit_has_each_turns_visits_together() -> None:
+    zero = part(0, "a0", "b0", "a1", "b1", per_turn=2)
+    one = part(4, "c0", "c1")
+    assert merge_parts([[{"rotary.output": zero}], [{"rotary.output": one}]]) == [
+        {"rotary.output": ["a0", "b0", "c0", "a1", "b1", "c1"]}
+    ]
+
+
+def test_a_location_that_no_schedule_knows_is_taken_whole() -> None:
+    assert merge_parts([[{"x": part(-1, 1, 2, per_turn=0)}]]) == [{"x": [1, 2]}]
