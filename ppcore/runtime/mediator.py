@@ -352,6 +352,22 @@ class PPMediator(Mediator):
         self.seat.take()
         self.link.finish(self.worker_id)
 
+    def let_go(self) -> None:
+        """The request is over: hold nothing of it, whoever holds this.
+
+        nnsight's unwinding leaves a worker in a cycle with the traceback of what ended it; until the
+        collector comes by, that would keep every value that the block had a name for.
+        """
+        self.lcls.clear()
+        self.lcls.shared.clear()
+        self.caches = []
+        self.pending = self.held = self._resume_with = None
+        self._seen = {}
+        self._rows = {}
+        if self.exception is not None:
+            self.exception.__dict__.pop("__intervention_tb__", None)
+            self.exception.__context__ = self.exception.__traceback__ = None
+
 
 def _again(value: Any) -> Any:
     """What a further read of the same visit gets: new objects over the same memory."""

@@ -5,22 +5,15 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from nnsight.intervention.errors import capture_exception
 from nnsight.modeling.vllm.engines.engine import NNsightLLMEngine, attach
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from ..errors import PPError
-from ..runtime.collect import put_together
-from ..saves import Shipment, merge
+from ..runtime.collect import entry
+from ..saves import Shipment
 
 #: The RPC that nnsight collects through.
 COLLECT = "collect_nnsight"
-
-
-def label(sequence: int, kind: str, name: str) -> str:
-    """The name under which a saved value crosses: its sequence, whose it is, its own name."""
-    return f"{sequence}/{kind}/{name}"
 
 
 def merge_ranks(payloads: list) -> dict[str, dict]:
@@ -33,26 +26,7 @@ def merge_ranks(payloads: list) -> dict[str, dict]:
         if payload is not None:
             for request, shipment in pickle.loads(payload).items():
                 shipped.setdefault(request, []).append(shipment)
-    return {request: _entry(shipments) for request, shipments in shipped.items()}
-
-
-def _entry(shipments: list[Shipment]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"saves": {}, "error": None, "registered": {}, "sequences": {}}
-    try:
-        merged = merge(shipments)
-    except PPError as error:
-        entry["error"] = capture_exception(error)
-        return entry
-    entry["error"] = merged.error
-    for found, value in put_together(merged).items():
-        sequence, kind, name = found.split("/", 2)
-        target = entry["sequences"].setdefault(int(sequence), {"saves": {}, "registered": {}})
-        if kind != "sequence":
-            target[kind][name] = value
-    primary = entry["sequences"].get(0)
-    if primary is not None:
-        entry["saves"], entry["registered"] = primary["saves"], primary["registered"]
-    return entry
+    return {request: entry(shipments) for request, shipments in shipped.items()}
 
 
 class PPLLMEngine(NNsightLLMEngine):

@@ -9,31 +9,23 @@ collect.
 
 from __future__ import annotations
 
-import json
 import pickle
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from nnsight.intervention.errors import capture_exception
 from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
-from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request
-from nnsight.tracing.tracer import _saves
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from ..core import Core
-from ..messages import Worker
 from ..runtime import exchange, stubs
 from ..runtime.calls import Calls
-from ..runtime.collect import Taken
 from ..runtime.interleaver import PPInterleaver, Recording
 from ..runtime.link import Link
+from ..runtime.recording import make_core
 from ..runtime.saved import watch_saves
 from ..runtime.transport import GlooTransport
-from ..saves import spell_leaves, union
-from .engine import label
 from .envoys import StagedFragments, staged_envoys
 from .model import CONFIG_KEY, VLLM
 from .requests import PPRequests
@@ -89,7 +81,8 @@ class PipelineRunner:
         recordings = self._record(interleaver, root)
         exchange.learn(whole, recordings, self._gather)
         pp = get_pp_group()
-        core = Core(pp.rank_in_group, whole.schedule, whole.homes)
+        column = get_tp_group().rank_in_group
+        core = make_core(pp.rank_in_group, whole.schedule, whole.homes, column)
         # All columns' groups are made by every rank, in the same order.
         columns = _columns()
         calls = Calls(interleaver, dict(stubs.modules(root, ROOT)))
@@ -150,92 +143,13 @@ class PipelineRunner:
         outputs: dict | None = None,
     ) -> bytes | None:
         """Wind up the finished requests and return this rank's share of their saves."""
-        requests = self.nnsight_requests
         finished = set(finished_request_ids or [])
         wanted = set(request_ids) | finished
-        requests.shelve(finished)
-        groups: dict[str, list[tuple[int, Request]]] = {}
-        for request in list(requests.requests.values()):
-            if request.named(wanted) and request.named(finished):
-                engine_id, index = request.key(wanted)
-                groups.setdefault(engine_id, []).append((index, request))
-        shipments = {
-            engine_id: self._collect(engine_id, found, (outputs or {}).get(engine_id))
-            for engine_id, found in groups.items()
-        }
-        requests.sweep()
+        shipments = self.nnsight_requests.collect(wanted, finished, outputs or {})
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         reports = get_tp_group().rank_in_group == 0
         return pickle.dumps(shipments, pickle.HIGHEST_PROTOCOL) if reports else None
-
-    def _collect(self, engine_id: str, found: list[tuple[int, Request]], output: Any) -> Any:
-        requests, link = self.nnsight_requests, self.nnsight_requests.link
-        saves: dict[str, Any] = {}
-        error, own = None, False
-        for index, request in sorted(found, key=lambda item: item[0]):
-            registered: dict[str, Any] = {}
-            for taken in request.harvested.values():
-                registered.update(taken["saves"])
-                error = error or taken["error"]
-            request.harvested = {}
-            if request.mediator is not None:
-                if output is not None:
-                    if registered:
-                        output.saves = dict(registered)
-                    requests.serve_result(request.mediator, output)
-                requests.finish_dangling(request.mediator)
-                link.finish(Worker(request.id))
-            own_saves = request.saves()
-            for name, value in sorted(own_saves.items()):
-                saves[label(index, "saves", name)] = value
-            for name, value in sorted(registered.items()):
-                saves[label(index, "registered", name)] = value
-            saves.setdefault(label(index, "sequence", ""), None)
-            if error is None:
-                error = request.deferred()
-            own = own or (error is not None and not getattr(request.mediator, "told", False))
-            marked = _saves()
-            for value in own_saves.values():
-                marked.discard(id(value))
-        shipment = self._ship(found[0][1].id, saves, error, own)
-        for _, request in found:
-            requests.requests.pop(request.id, None)
-            if request.id in link.core.requests:
-                link.say_done(request.id)
-        return shipment
-
-    def _ship(self, carrier: str, saves: dict[str, Any], error: Any, own: bool) -> Any:
-        link = self.nnsight_requests.link
-        last = link.core.stage == link.core.stages - 1
-        try:
-            taken = Taken(saves)
-        except Exception as exception:
-            taken = Taken({})
-            if error is None:
-                error, own = dict(capture_exception(exception)), True
-        ships: dict[str, list[bool]] = {}
-
-        def decide(below: dict[int, str]) -> str:
-            merged = union(json.loads(text) for text in below.values())
-            ships.update(taken.ships(merged, last=last))
-            return json.dumps(spell_leaves(ships))
-
-        if carrier in link.core.requests:
-            link.exchange_held(carrier, decide, wait=any(taken.found.values()))
-        else:
-            decide({})
-        order = self._order
-        try:
-            return taken.shipment(ships, order, error, own)
-        except Exception as exception:
-            failed = error or dict(capture_exception(exception))
-            return Taken({}).shipment({}, order, failed, True)
-
-    def _order(self, path: str) -> int:
-        slots = self.nnsight_requests.link.core.schedule.slots
-        found = slots.get(f"{path}.output") or slots.get(f"{path}.input")
-        return found[0].index if found else -1
 
     # --- what can be seen from outside --------------------------------------------------------
 

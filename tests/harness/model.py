@@ -1,7 +1,6 @@
 """A small model in the shape of vLLM's: fused norms that write in place, layers that return tuples.
 
-Every rank holds a slice of it and placeholders for the rest. `Tree` is its envoy tree, with the
-run-level values that the engine's tree has too.
+Every rank holds a slice of it and placeholders for the rest; see `ppsim.real.tree`.
 """
 
 from __future__ import annotations
@@ -9,24 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nnsight.intervention.batching import Batcher
-from nnsight.intervention.eproperty import eproperty
 from torch import nn
 
 from ppcore.runtime import stubs
-from ppcore.runtime.envoy import PPEnvoy
+from ppsim.real.tree import Missing
 
 HIDDEN, VOCABULARY, LAYERS = 16, 50, 4
-
-#: The path of the model in every tree.
-ROOT = "model"
-
-
-class Missing(nn.Module):
-    """The engine's placeholder for a module of another stage."""
-
-    def forward(self, *args: Any) -> Any:
-        return args[0] if len(args) == 1 else args
 
 
 class Norm(nn.Module):
@@ -127,6 +114,12 @@ class Causal(nn.Module):
     def compute_logits(self, x: torch.Tensor) -> torch.Tensor:
         return self.lm_head(x)
 
+    def sample(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1, keepdim=True).to(torch.int32)
+
+    def passed(self, tokens: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros(tokens, HIDDEN, dtype=torch.float64) for _ in range(2))
+
     def keep(self, stage: int, stages: int) -> None:
         decoder = self.model
         decoder.first, decoder.last = stage == 0, stage == stages - 1
@@ -145,46 +138,3 @@ def build() -> Causal:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return Causal().double().requires_grad_(False)
-
-
-def aliases(root: nn.Module) -> dict[str, str]:
-    """Path -> first path of the same module object, for modules that the tree reaches twice."""
-    first: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for path, module in stubs.modules(root, ROOT):
-        known = first.setdefault(id(module), path)
-        if known != path:
-            found[path] = found[known] = known
-    return found
-
-
-class Spans(Batcher):
-    """Scopes a worker to its own tokens of a step, whether it is alone in it or not."""
-
-    @property
-    def batching(self) -> bool:
-        return True
-
-
-class Tree(PPEnvoy):
-    """The envoy tree of the model."""
-
-    def __init__(self, module: nn.Module, **kwargs: Any) -> None:
-        super().__init__(module, path=ROOT, envoys={nn.Module: PPEnvoy}, **kwargs)
-
-    @eproperty(description="this step's logits")
-    def logits(self, value: Any) -> Any:
-        """One row for each request."""
-        return value
-
-    @eproperty(description="this step's token")
-    def samples(self, value: Any) -> Any:
-        """One row for each request."""
-        return value
-
-    def persistent(self) -> dict[str, Any]:
-        """What a block's references to the model resolve to on this rank."""
-        objects: dict[str, Any] = {"Interleaver": self.interleaver}
-        for path, module in stubs.modules(self._module, ROOT):
-            objects.setdefault(f"Module:{path}", module)
-        return objects

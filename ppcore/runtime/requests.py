@@ -1,0 +1,258 @@
+"""The requests of one rank of a pipeline: nnsight's, with workers that the protocol drives.
+
+nnsight's `Requests` carries the workers of an engine's requests: it takes them off new requests, points
+them at their rows of each step, and winds them up. [`StagedRequests`][ppcore.runtime.requests.StagedRequests]
+is mixed in front of it on a rank of a pipeline. It adds what one stage of several has to do besides, at
+the same points: open the round before the workers are scoped and let those go on that waited for it;
+settle a request that has ended, before it is collected; ship this rank's share of its saves.
+
+Whoever drives a rank (the engine's runner, or a loop over a plain module) calls, for each step,
+`harvest`, `add`, `scope`, the forward, `check_abandoned`, sampling, `record_saves` and
+`Link.close_round`, and `collect` for requests that are over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from nnsight.intervention.errors import capture_exception
+from nnsight.intervention.interleaver import Mediator
+from nnsight.tracing.tracer import _saves
+
+from ..messages import Worker
+from ..saves import Shipment, label, spell_leaves, union
+from .collect import Taken
+from .interleaver import Rows
+from .link import Link
+from .mediator import PPMediator
+
+
+class StagedRequests:
+    """Mixed in front of nnsight's `Requests`: its workers run on every stage.
+
+    Args:
+        link: this rank's end of the protocol.
+    """
+
+    requests: dict[str, Any]
+    workers: Callable[[], list]
+    record: Callable[[Any], None]
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self.link = link
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def add(self, new_requests: list, persistent_objects: dict) -> None:
+        super().add(new_requests, persistent_objects)  # type: ignore[misc]
+        for data in new_requests:
+            request = self.requests.get(data.req_id)
+            if request is None:
+                continue
+            for block, copy in request.copies.items():
+                self._adopt(copy, request, block)
+            if request.mediator is not None:
+                self._adopt(request.mediator, request, "")
+
+    def _adopt(self, mediator: Mediator, request: Any, block: str) -> None:
+        if not isinstance(mediator, PPMediator):
+            PPMediator.adopt(mediator, Worker(request.id, block), self.link)
+
+    def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
+        """Open the round, point every worker at its rows, and let those go on that waited for it."""
+        interleaver = model.interleaver
+        interleaver.open_turns()
+        traced = [name for name, _ in spans if (r := self.requests.get(name)) and r.workers()]
+        self.link.open_round(traced)
+        total = sum(tokens for _, tokens in spans)
+        for name, tokens in spans:
+            request = self.requests.get(name)
+            for mediator in request.workers() if request is not None else ():
+                mediator.opened(Rows(tokens, len(spans), total))
+        super().scope(model, spans)  # type: ignore[misc]
+        for mediator in interleaver.mediators:
+            self._go_on(mediator)
+        interleaver.reindex()
+
+    def _go_on(self, mediator: PPMediator) -> None:
+        if mediator.exception is not None:
+            return
+        error = self.link.abandoned(mediator.worker_id)
+        if error is not None:
+            mediator.abandon(error)
+            return
+        try:
+            mediator.advance()
+        except Exception as exception:
+            mediator.exception = exception
+            mediator.pending = None
+
+    def check_abandoned(self) -> None:
+        """End the workers that another rank has ended since the round opened."""
+        for mediator in self.workers():
+            if mediator.exception is None and mediator.worker is not None:
+                error = self.link.abandoned(mediator.worker_id)
+                if error is not None:
+                    mediator.abandon(error)
+
+    # --- the end of a request -----------------------------------------------------------------
+
+    def settle(self, request: Any) -> None:
+        """The request has ended: complete whatever its workers wait for.
+
+        Every value that they can wait for has been produced or is produced while its owner settles,
+        in program order.
+        """
+        if request.id not in self.link.core.requests or self.link.core.ended(request.id):
+            return
+        self.link.end(request.id)
+        for mediator in request.workers():
+            if isinstance(mediator, PPMediator) and mediator.worker is not None:
+                self._go_on(mediator)
+                mediator.surface()
+                self.record(mediator)
+
+    def harvest(self, finished: set[str]) -> None:
+        self.shelve(finished)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Be done with ended requests that left nothing to collect."""
+        for name in self.link.core.requests:
+            if self.link.core.ended(name) and name not in self.requests:
+                self.link.say_done(name)
+
+    def shelve(self, finished: set[str]) -> None:
+        """Settle the finished requests and keep what their registered blocks saved."""
+        over = [request for request in self.requests.values() if request.named(finished)]
+        copies = [copy for request in over for copy in request.copies.values()]
+        for request in over:
+            self.settle(request)
+        super().harvest(finished)  # type: ignore[misc]
+        _let_go(copies)
+
+    def finish_dangling(
+        self, mediator: Any, taps: frozenset = frozenset(), quiet: bool = False
+    ) -> None:
+        if isinstance(mediator, PPMediator) and mediator.alive:
+            with mediator.inside():
+                super().finish_dangling(mediator, taps, quiet)  # type: ignore[misc]
+
+    def serve_result(self, mediator: Any, output: Any) -> None:
+        try:
+            super().serve_result(mediator, output)  # type: ignore[misc]
+        except Exception as exception:
+            mediator.exception = exception
+            mediator.pending = None
+            self.record(mediator)
+        else:
+            mediator.surface()
+
+    # --- collecting ---------------------------------------------------------------------------
+
+    def collect(
+        self, wanted: set[str], finished: set[str], outputs: Mapping[str, Any]
+    ) -> dict[str, Shipment]:
+        """Wind up the requests that are finished, and what this rank ships of their saves.
+
+        Args:
+            wanted: the ids that were asked about, as the engine knows them.
+            finished: those that are over.
+            outputs: engine id -> what the request produced, for ``tracer.result``.
+
+        Returns:
+            Engine id -> the shipment, of all the sequences that the id stands for.
+        """
+        self.shelve(finished)
+        groups: dict[str, list[tuple[int, Any]]] = {}
+        for request in list(self.requests.values()):
+            if request.named(wanted) and request.named(finished):
+                engine_id, index = request.key(wanted)
+                groups.setdefault(engine_id, []).append((index, request))
+        shipments = {
+            engine_id: self._collect(found, outputs.get(engine_id))
+            for engine_id, found in groups.items()
+        }
+        self.sweep()
+        return shipments
+
+    def _collect(self, found: list[tuple[int, Any]], output: Any) -> Shipment:
+        saves: dict[str, Any] = {}
+        error, own = None, False
+        for index, request in sorted(found, key=lambda item: item[0]):
+            registered: dict[str, Any] = {}
+            for taken in request.harvested.values():
+                registered.update(taken["saves"])
+                error = error or taken["error"]
+            request.harvested = {}
+            if request.mediator is not None:
+                if output is not None:
+                    if registered:
+                        output.saves = dict(registered)
+                    self.serve_result(request.mediator, output)
+                self.finish_dangling(request.mediator)
+                self.link.finish(Worker(request.id))
+            own_saves = request.saves()
+            for name, value in sorted(own_saves.items()):
+                saves[label(index, "saves", name)] = value
+            for name, value in sorted(registered.items()):
+                saves[label(index, "registered", name)] = value
+            saves.setdefault(label(index, "sequence", ""), None)
+            if error is None:
+                error = request.deferred()
+            own = own or (error is not None and not getattr(request.mediator, "told", False))
+            marked = _saves()
+            for value in own_saves.values():
+                marked.discard(id(value))
+        shipment = self._ship(found[0][1].id, saves, error, own)
+        for _, request in found:
+            self.requests.pop(request.id, None)
+            _let_go(request.workers())
+            if request.id in self.link.core.requests:
+                self.link.say_done(request.id)
+        return shipment
+
+    def _ship(self, carrier: str, saves: dict[str, Any], error: Any, own: bool) -> Shipment:
+        """Agree with the other stages on who ships which leaf, and take this rank's share."""
+        link = self.link
+        last = link.core.stage == link.core.stages - 1
+        try:
+            taken = Taken(saves)
+        except Exception as exception:
+            taken = Taken({})
+            if error is None:
+                error, own = dict(capture_exception(exception)), True
+        ships: dict[str, list[bool]] = {}
+
+        def decide(below: dict[int, str]) -> str:
+            merged = union(json.loads(text) for text in below.values())
+            ships.update(taken.ships(merged, last=last))
+            return json.dumps(spell_leaves(ships))
+
+        try:
+            if carrier in link.core.requests:
+                link.exchange_held(carrier, decide, wait=any(taken.found.values()))
+            else:
+                decide({})
+            return taken.shipment(ships, self._recorded, error, own)
+        except Exception as exception:
+            failed = error or dict(capture_exception(exception))
+            return Taken({}).shipment({}, self._recorded, failed, True)
+
+    def _recorded(self, location: str) -> tuple[int, int] | None:
+        """Where a recorded location is first visited, and how often here in a turn."""
+        schedule = self.link.core.schedule
+        slots = schedule.slots.get(location)
+        if slots is None:
+            return -1, 0
+        count = schedule.local_count(location, self.link.core.stage)
+        return (slots[0].index, count) if count else None
+
+
+def _let_go(mediators: Iterable[Mediator]) -> None:
+    for mediator in mediators:
+        if isinstance(mediator, PPMediator):
+            mediator.let_go()
