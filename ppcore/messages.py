@@ -126,6 +126,9 @@ def _unkey(parts: list[Any]) -> Key:
     return Key(Worker(str(request), str(block)), int(access))
 
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def spell(message: Message) -> str:
     """One line of text for ``message``: its word, then its fields as JSON."""
     fields: list[object]
@@ -148,7 +151,7 @@ def spell(message: Message) -> str:
             fields = [message.request]
         case Bye():
             fields = []
-    return f"{message.word} {json.dumps(fields, separators=(',', ':'))}"
+    return f"{message.word} {_compact(fields)}"
 
 
 def parse(text: str) -> Message:

@@ -10,6 +10,7 @@ that it was received into. For that its bytes begin at a multiple of 64 from the
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import Any
 
@@ -68,11 +69,8 @@ class _Pieces:
         self.last += more
         return self
 
-    def add_tensor(self, raw: memoryview) -> None:
-        """A tensor's bytes: copied, or as a piece of their own."""
-        if len(raw) < SHARED:
-            self.last += raw
-            return
+    def end_with(self, raw: memoryview) -> None:
+        """Add bytes as a piece of their own, aligned."""
         self.last += bytes(-(self._ended_bytes + len(self.last)) % _ALIGNMENT)
         self.ended += [self.last, raw]
         self._ended_bytes += len(self.last) + len(raw)
@@ -123,17 +121,23 @@ def _encode_tensor(tensor: torch.Tensor, out: _Pieces) -> None:
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot cross between stages")
-    tensor = tensor.detach()
+    # Each call into torch costs about a microsecond, so those without effect are left out.
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    tensor = tensor.to("cpu").contiguous()
-    raw = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    if tensor.device.type != "cpu":
+        tensor = tensor.to("cpu")
+    tensor = tensor.contiguous()
+    shape, size = tensor.shape, tensor.nbytes
     coded = name.encode()
-    out += b"t" + bytes([len(coded)]) + coded + bytes([tensor.dim()])
-    for size in tensor.shape:
-        out += _I64.pack(size)
-    out += _U64.pack(tensor.numel() * tensor.element_size())
-    out.add_tensor(memoryview(raw))
+    out += struct.pack(
+        f"<cB{len(coded)}sB{len(shape)}qQ", b"t", len(coded), coded, len(shape), *shape, size
+    )
+    if size < SHARED:
+        out += ctypes.string_at(tensor.data_ptr(), size)
+    else:
+        out.end_with(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:

@@ -9,6 +9,7 @@ evaluate the same thing beside the data. An expression is JSON: a list of operat
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ class _Unshippable(Exception):
     pass
 
 
+@lru_cache(maxsize=256)
 def of_leaf(path: tuple) -> str:
     """The expression for one whole tensor of an access."""
     return json.dumps([[], {"l": list(path)}], separators=(",", ":"))
@@ -119,6 +121,16 @@ class _Spelling:
         raise _Unshippable
 
 
+@lru_cache(maxsize=256)
+def _short(text: str) -> Any:
+    """The same texts come with every step; nobody changes what this returns."""
+    return json.loads(text)
+
+
+def _parsed(text: str) -> Any:
+    return _short(text) if len(text) <= 1024 else json.loads(text)
+
+
 def evaluate(text: str, value: Any) -> Any:
     """Evaluate an expression that a peer sent on ``value``, the published structure.
 
@@ -128,7 +140,7 @@ def evaluate(text: str, value: Any) -> Any:
     if len(text) > LIMIT:
         raise ValueError(f"an expression of {len(text)} characters is over the limit of {LIMIT}")
     try:
-        steps, result = json.loads(text)
+        steps, result = _parsed(text)
     except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not an expression: {text[:200]!r}") from error
     results: list[Any] = []

@@ -58,11 +58,6 @@ KINDS = [
     "direct between hosts",
     pytest.param("gloo beside cuda", marks=[pytest.mark.gpu, NO_CUDA]),
 ]
-    "gloo",
-    "direct",
-    "direct between hosts",
-    pytest.param("gloo beside cuda", marks=[pytest.mark.gpu, NO_CUDA]),
-]
 
 WAIT_S = 30.0
 

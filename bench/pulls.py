@@ -1,0 +1,295 @@
+"""What a pull costs beside what the wire costs: from the request to the value in the block.
+
+Two processes, each pinned to a core, are the ranks of a column of two stages. The second stage measures,
+in turn within each repetition: a bare exchange (16 bytes there, the payload back, into memory that is
+there already) over a Unix socket, over TCP and over gloo with the receive posted; and a pull through the
+link, over the direct transport and over gloo. Figures are medians with the 90th percentile beside; what
+counts are the ratios of the medians.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import socket
+import statistics
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ppcore.core import Available, Core
+from ppcore.messages import Worker
+from ppcore.runtime import lazy
+from ppcore.runtime.lazy import Base
+from ppcore.runtime.link import Link
+from ppcore.runtime.transport import Transport, connect
+from ppcore.schedule import Schedule
+
+#: Payloads in bytes -> how often each way is measured.
+SMALL = {16: 300, 1024: 300, 16 * 1024: 300, 64 * 1024: 300}
+LARGE = {16 * 1024**2: 20, 64 * 1024**2: 12}
+
+#: (our way, bare way, payloads, the most that the first may cost in terms of the second)
+BOUNDS = [
+    ("direct", "unix", SMALL, 4.0),
+    ("gloo", "bare gloo", SMALL, 1.3),
+    ("direct", "tcp", LARGE, 1.0),
+    ("gloo", "tcp", LARGE, 1.5),
+]
+
+LOCATION = "model.layers.0.output"
+WORKER = Worker("measured")
+_REQUEST = struct.Struct("<Q8x")
+_WARM_UP = 3
+
+
+def run() -> dict[str, Any]:
+    """Measure; the result is plain data.
+
+    Returns:
+        ``cells``: way and payload with ``median_us`` and ``p90_us``; ``ratios``: each bound with what
+        was found; ``load``: the machine's load average before.
+    """
+    load = os.getloadavg()[0]
+    context = multiprocessing.get_context("spawn")
+    unix = socket.socketpair()
+    tcp = _tcp_pair()
+    mine, theirs = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(prefix="ppcore-bench-") as folder:
+        store = str(Path(folder, "store"))
+        processes = [
+            context.Process(target=_owner, args=(store, unix[0], tcp[0])),
+            context.Process(target=_puller, args=(store, unix[1], tcp[1], theirs)),
+        ]
+        for process in processes:
+            process.start()
+        theirs.close()
+        try:
+            cells = mine.recv()
+        except EOFError:
+            raise RuntimeError("a rank of the benchmark failed; its error is above") from None
+        finally:
+            for process in processes:
+                process.join(20)
+                if process.is_alive():
+                    process.kill()
+    found = {(cell["way"], cell["bytes"]): cell["median_us"] for cell in cells}
+    ratios = [
+        {
+            "way": way,
+            "against": bare,
+            "bytes": size,
+            "ratio": round(found[way, size] / found[bare, size], 2),
+            "at_most": most,
+        }
+        for way, bare, sizes, most in BOUNDS
+        for size in sizes
+    ]
+    return {"cells": cells, "ratios": ratios, "load": load}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [f"{'bytes':>10}  {'way':<10} {'median us':>11} {'p90 us':>11}"]
+    for cell in result["cells"]:
+        lines.append(
+            f"{cell['bytes']:>10}  {cell['way']:<10} {cell['median_us']:>11.1f} {cell['p90_us']:>11.1f}"
+        )
+    for found in result["ratios"]:
+        verdict = "" if found["ratio"] <= found["at_most"] else "  OVER"
+        lines.append(
+            f"{found['bytes']:>10}  {found['way']} / {found['against']}: {found['ratio']:.2f} "
+            f"(at most {found['at_most']}){verdict}"
+        )
+    lines.append(f"load average before: {result['load']:.1f} on {os.cpu_count()} cores")
+    return "\n".join(lines)
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialled = socket.create_connection(listener.getsockname())
+        came, _ = listener.accept()
+    for found in (dialled, came):
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return came, dialled
+
+
+# --- what both ranks do ---------------------------------------------------------------------------
+
+
+def _join(stage: int, store: str) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[stage % len(cores)]})
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=stage,
+        world_size=2,
+        timeout=timedelta(seconds=120),
+    )
+
+
+def _transports() -> dict[str, Transport]:
+    return {kind: connect([[0, 1]], kind) for kind in ("direct", "gloo")}
+
+
+class _Rank:
+    """A link whose only worker reads one location a turn."""
+
+    def __init__(self, stage: int, transport: Transport) -> None:
+        self.core = Core(stage, Schedule.build([[LOCATION], ["model.logits"]]), {})
+        self.link = Link(self.core, transport, torch.device("cpu"))
+        self._started = False
+
+    def read(self) -> Any:
+        """The worker's next read, in a new turn."""
+        self.link.open_round([WORKER.request])
+        if not self._started:
+            self.core.start(WORKER)
+            self._started = True
+        return self.core.access(WORKER, LOCATION, self.core.wanted(WORKER, LOCATION))
+
+
+# --- the first stage: has the values --------------------------------------------------------------
+
+
+def _owner(store: str, unix: socket.socket, tcp: socket.socket) -> None:
+    _join(0, store)
+    source = torch.ones(max(LARGE), dtype=torch.uint8)
+    out, back = (dist.new_group([0, 1], backend="gloo") for _ in range(2))
+    ranks = {kind: _Rank(0, found) for kind, found in _transports().items()}
+    threads = [
+        threading.Thread(target=_answer_on_socket, args=(found, source)) for found in (unix, tcp)
+    ]
+    threads.append(threading.Thread(target=_answer_on_gloo, args=(out, back, source)))
+    for thread in threads:
+        thread.start()
+    orders = [None]
+    while True:
+        dist.broadcast_object_list(orders, src=1)
+        if orders[0] is None:
+            break
+        kind, size = orders[0]
+        rank = ranks[kind]
+        decision = rank.read()
+        rank.core.served(WORKER, decision.place)
+        rank.link.publish(decision.key, LOCATION, source[:size].view(torch.float32))
+        rank.link.close_round()
+        dist.barrier()
+    for thread in threads:
+        thread.join()
+    for rank in ranks.values():
+        rank.link.close()
+
+
+def _answer_on_socket(connected: socket.socket, source: torch.Tensor) -> None:
+    view, request = memoryview(source.numpy()), memoryview(bytearray(_REQUEST.size))
+    while True:
+        _receive(connected, request)
+        (size,) = _REQUEST.unpack(request)
+        if not size:
+            return
+        connected.sendall(view[:size])
+
+
+def _answer_on_gloo(out: Any, back: Any, source: torch.Tensor) -> None:
+    request = torch.zeros(_REQUEST.size, dtype=torch.uint8)
+    posted = dist.irecv(request, src=1, group=out)
+    while True:
+        posted.wait()
+        (size,) = _REQUEST.unpack(request.numpy())
+        if not size:
+            return
+        posted = dist.irecv(request, src=1, group=out)
+        dist.send(source[:size], dst=1, group=back)
+
+
+def _receive(connected: socket.socket, view: memoryview) -> None:
+    have = 0
+    while have < len(view):
+        have += connected.recv_into(view[have:])
+
+
+# --- the second stage: pulls, and measures --------------------------------------------------------
+
+
+def _puller(store: str, unix: socket.socket, tcp: socket.socket, results: Any) -> None:
+    _join(1, store)
+    target = torch.ones(max(LARGE), dtype=torch.uint8)
+    view = memoryview(target.numpy())
+    out, back = (dist.new_group([0, 1], backend="gloo") for _ in range(2))
+    ranks = {kind: _Rank(1, found) for kind, found in _transports().items()}
+
+    def on_socket(connected: socket.socket, size: int) -> float:
+        begin = time.perf_counter()
+        connected.sendall(_REQUEST.pack(size))
+        if size:
+            _receive(connected, view[:size])
+        return time.perf_counter() - begin
+
+    def on_gloo(size: int) -> float:
+        request = torch.frombuffer(bytearray(_REQUEST.pack(size)), dtype=torch.uint8)
+        posted = dist.irecv(target[:size], src=0, group=back) if size else None
+        begin = time.perf_counter()
+        dist.send(request, dst=0, group=out)
+        if posted is not None:
+            posted.wait()
+        return time.perf_counter() - begin
+
+    def pull(kind: str, size: int) -> float:
+        dist.broadcast_object_list([(kind, size)], src=1)
+        rank = ranks[kind]
+        decision = rank.read()
+        dist.barrier()  # the value is there
+        base = Base(rank.link, decision.key, LOCATION, 0, Available(decision.place.turn, 0))
+        read = lazy.leaf(base, (), (size // 4,), torch.float32, torch.device("cpu"))
+        begin = time.perf_counter()
+        value = lazy.force(read)
+        took = time.perf_counter() - begin
+        if value.nbytes != size or int(value.view(torch.uint8)[-1]) != 1:
+            raise AssertionError("what came is not what was read")
+        del value, read, base
+        rank.link.close_round()
+        return took
+
+    ways: dict[str, Callable[[int], float]] = {
+        "unix": lambda size: on_socket(unix, size),
+        "tcp": lambda size: on_socket(tcp, size),
+        "bare gloo": on_gloo,
+        "direct": lambda size: pull("direct", size),
+        "gloo": lambda size: pull("gloo", size),
+    }
+    cells = []
+    gc.disable()
+    for size, count in {**SMALL, **LARGE}.items():
+        took: dict[str, list[float]] = {way: [] for way in ways}
+        for repetition in range(_WARM_UP + count):
+            for way, measure in ways.items():
+                seconds = measure(size)
+                if repetition >= _WARM_UP:
+                    took[way].append(seconds)
+        for way, seconds in took.items():
+            cells.append(
+                {
+                    "way": way,
+                    "bytes": size,
+                    "median_us": round(statistics.median(seconds) * 1e6, 1),
+                    "p90_us": round(statistics.quantiles(seconds, n=10)[-1] * 1e6, 1),
+                    "count": count,
+                }
+            )
+    results.send(cells)
+    on_socket(unix, 0), on_socket(tcp, 0), on_gloo(0)
+    dist.broadcast_object_list([None], src=1)
+    for rank in ranks.values():
+        rank.link.close()
