@@ -90,7 +90,7 @@ class Writer:
         self.names, self.called, self.parameters = [], [], []
         self.registered = registered
         head = self._caches()
-        body = (*head, *self._body(length, 0))
+        body = (*head, *self._across(), *self._body(length, 0))
         tail: list[Statement] = []
         for name in [*self.names[-3:], *self.called[-1:], *self.parameters[-1:]]:
             if self.draw.random() < 0.5:
@@ -105,6 +105,18 @@ class Writer:
             body += [*self.before, statement]
             self.before.clear()
         return tuple(body)
+
+    def _across(self) -> list[Statement]:
+        """Seldom: a branch on what an early stage and a late one give, before a stage between them
+        has served the block, so that it needs a value that it may wait for and one that it may not."""
+        draw, half = self.draw, len(self.order) // 2
+        if "if" not in self.features or draw.random() > 0.1:
+            return []
+        self.position = draw.randrange(half, len(self.order))
+        return [
+            Read("e", self.order[draw.randrange(half)]), Read("l", self.order[self.position]),
+            Mix("m", "e", "l"), If("m", (Save("m", "m"),)),
+        ]  # fmt: skip
 
     def _caches(self) -> list[Statement]:
         if "cache" not in self.features:
@@ -189,7 +201,7 @@ class Writer:
                 self.called.append(name)
                 return Call(name, "N", one)
             case "result":
-                return Read("r", "result") if draw.random() < 0.2 else self._read()
+                return Read("r", "result") if draw.random() < 0.4 else self._read()
             case "stop":
                 return Stop() if draw.random() < 0.15 else self._read()
             case "raise":
@@ -249,7 +261,9 @@ class Writer:
         self.position = 0
         floor, self.floor = self.floor, 0
         # An access first: a loop over nothing but its own values would not end.
-        body: tuple[Statement, ...] = (self._read(), *self._body(draw.randrange(0, 5), depth + 1))
+        body: tuple[Statement, ...] = (
+            self._read(), *self._across(), *self._body(draw.randrange(0, 5), depth + 1)
+        )  # fmt: skip
         if "append" in self.features:
             body = (*body, Append("out", draw.choice(self.names)))
         form = draw.randrange(4)
@@ -327,8 +341,11 @@ def _faults(draw: random.Random, made: Case) -> Iterator[Fault]:
         for where in columns:
             yield Fault("raise", stage, where, step, request.name)
     if "abort" in kinds:
+        # What a registered block leaves is kept for a collect, which an aborted trace brings too, but
+        # not a request without a trace.
+        quiet = not kinds & {"raise", "late"}
         for other in made.requests:
-            if draw.random() < 0.6 and (other.traced or not _keeps(other)):
+            if draw.random() < 0.6 and (other.traced or (quiet and not _keeps(other))):
                 yield Fault("abort", at=draw.randrange(1, 80), request=other.name)
     if "stall" in kinds:
         at, moves = draw.randrange(1, 40), draw.randrange(1, 120)
@@ -340,7 +357,7 @@ def _faults(draw: random.Random, made: Case) -> Iterator[Fault]:
 
 
 def _keeps(request: Request) -> bool:
-    """Whether registered blocks leave something for a collect that an abort does not bring."""
+    """Whether the request's blocks may leave something, saves or an error."""
     kinds = Save | Append | Put | Cache | Stop | Raise
     return any(_any(block, kinds) for _, block in request.blocks)
 

@@ -9,6 +9,8 @@
 ``once``           a value crosses to a rank at most once for each expression
 ``columns-agree``  the columns of a stage gather the same values
 ``dead-ends``      a rank that dies ends every wait (``ends``, in a run with a death)
+``told``           a block that ends with an error on one rank tells every other, before that rank
+                   is done
 ``deadline``       a wait that outlasts its deadline says which rank waits, in which round, and
                    what for
 =================  ============================================================================
@@ -30,7 +32,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ppcore.messages import Message, Pull
+from ppcore.messages import Done, Failed, Message, Pull, Worker
 
 from .cases import Request
 from .failures import Failure, Leak, Liveness, Sameness
@@ -51,6 +53,7 @@ class Properties:
     def __init__(self, world: World) -> None:
         self.world = world
         self._pulled: set[tuple[int, int, int, object, str, str]] = set()
+        self._told: set[tuple[int, int, int, Worker]] = set()
         self.most_buffered = 0
         # Requests (their parents) of which a wait outlasted its deadline.
         self._late: set[str] = set()
@@ -58,12 +61,29 @@ class Properties:
     # --- while it runs ------------------------------------------------------------------------
 
     def sent(self, stage: int, column: int, peer: int, message: Message) -> None:
-        """``once``: nobody asks for the same thing twice."""
-        if type(message) is Pull:
+        """``once``: nobody asks for the same thing twice. ``told``: see there."""
+        kind = type(message)
+        if kind is Pull:
+            assert isinstance(message, Pull)
             name = (stage, column, peer, message.key, message.location, message.expression)
             if name in self._pulled:
                 raise Leak("once", f"stage {stage} pulls {message.key} twice")
             self._pulled.add(name)
+        elif kind is Failed:
+            assert isinstance(message, Failed)
+            self._told.add((stage, column, peer, message.worker))
+        elif kind is Done:
+            assert isinstance(message, Done)
+            self._told_of(self.world.rank(stage, column), peer, message.request)
+
+    def _told_of(self, rank: Rank, peer: int, request: str) -> None:
+        for block, how in rank.endings.get(request, {}).items():
+            worker = Worker(request, block)
+            raised = ":" in how and worker not in rank.link.abandoned
+            if raised and (rank.stage, rank.column, peer, worker) not in self._told:
+                raise Liveness(
+                    "told", f"stage {rank.stage} is done, and has not told stage {peer} of {how!r}"
+                )
 
     def blocks(self, link: Link, numbers: list[int]) -> None:
         """``wait-rule``: the forward of a rank blocks for these pulls."""
