@@ -9,6 +9,7 @@ from nnsight.modeling.vllm import VLLM as NNsightVLLM
 
 from ..errors import SetupError
 from ..runtime import stubs
+from ..runtime.transport import CHOICES
 from . import platform
 from .envoys import staged_envoys
 
@@ -25,13 +26,20 @@ class VLLM(NNsightVLLM):
     Args:
         pull_timeout_s: how long a rank waits for a value of another stage before the trace ends with
             a report of who waits for what.
+        transport: what values cross between stages on: "direct" (sockets), "gloo", or "auto", which is
+            sockets where all ranks can connect and gloo where not.
 
     Raises:
         SetupError: the settings cannot work with pipeline parallelism; the text says what to change.
     """
 
-    def __init__(self, *args: Any, pull_timeout_s: float = 300.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, pull_timeout_s: float = 300.0, transport: str = "auto", **kwargs: Any
+    ) -> None:
+        if transport not in CHOICES:
+            raise SetupError(f"transport={transport!r} is not one of {', '.join(CHOICES)}")
         self._pull_timeout_s = pull_timeout_s
+        self._transport = transport
         if args and isinstance(args[0], str):
             self._require_v1_model_runner()  # before vLLM's own configuration trips over it
         kwargs.setdefault("envoys", staged_envoys())
@@ -58,6 +66,7 @@ class VLLM(NNsightVLLM):
                 CONFIG_KEY: {
                     "aliases": aliases(meta),
                     "pull_timeout_s": self._pull_timeout_s,
+                    "transport": self._transport,
                 },
             }
         sized = "kv_cache_memory_bytes" in kwargs or "gpu_memory_utilization" in kwargs

@@ -18,6 +18,7 @@ from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.model_executor.models.utils import PPMissingLayer
+from vllm.utils.network_utils import get_ip
 
 from ..runtime import exchange, stubs
 from ..runtime.calls import Calls
@@ -25,7 +26,7 @@ from ..runtime.interleaver import PPInterleaver, Recording
 from ..runtime.link import Link
 from ..runtime.recording import make_core
 from ..runtime.saved import watch_saves
-from ..runtime.transport import GlooTransport
+from ..runtime.transport import connect
 from .envoys import StagedFragments, staged_envoys
 from .model import CONFIG_KEY, VLLM
 from .requests import PPRequests
@@ -59,7 +60,7 @@ class PipelineRunner:
         self.nnsight_model.tokenizer = cached_tokenizer_from_config(self.model_config)
         interleaver.batcher = VLLMBatcher(None)
         interleaver.defer_exceptions = True
-        self._connect(interleaver, root, whole, float(settings.get("pull_timeout_s", 300.0)))
+        self._connect(interleaver, root, whole, settings)
         self.nnsight_requests = PPRequests(interleaver.link)
         objects = self.nnsight_model._remoteable_persistent_objects()
         for path, module in interleaver.calls.paths.items():
@@ -77,7 +78,7 @@ class PipelineRunner:
         dist.all_gather_object(gathered, value, group=group.cpu_group)
         return gathered
 
-    def _connect(self, interleaver: Any, root: Any, whole: Any, deadline_s: float) -> None:
+    def _connect(self, interleaver: Any, root: Any, whole: Any, settings: dict) -> None:
         recordings = self._record(interleaver, root)
         exchange.learn(whole, recordings, self._gather)
         pp = get_pp_group()
@@ -88,9 +89,9 @@ class PipelineRunner:
         calls = Calls(interleaver, dict(stubs.modules(root, ROOT)))
         link = Link(
             core,
-            GlooTransport.create(columns),
+            connect(columns, settings.get("transport", "auto"), get_ip()),
             self.device,
-            deadline_s=deadline_s,
+            deadline_s=float(settings.get("pull_timeout_s", 300.0)),
             parameter=calls.value_of,
             describe=calls.describe,
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 import socket
@@ -110,7 +111,10 @@ def interface_address(host: str | None) -> str:
             request = struct.pack("256s", name.encode()[:15])
             found = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
         return socket.inet_ntoa(found[20:24])
-    return socket.gethostbyname(host or socket.gethostname())
+    found = socket.gethostbyname(host or socket.gethostname())
+    if ipaddress.ip_address(found).is_unspecified:
+        raise OSError(f"{found} is every interface and no address")
+    return found
 
 
 class Meeting:
