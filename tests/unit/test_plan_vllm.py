@@ -162,7 +162,7 @@ def test_each_rank_has_the_parameters_that_vllm_allocates(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     checkpoint_config(architecture).save_pretrained(tmp_path)
-    for stages, columns in ((1, 1), (3, 1), (2, 2), (3, 4)):
+    for stages, columns in ((3, 1), (2, 2), (3, 4)):
         plan = make(read(str(tmp_path)), model="m", stages=stages, columns=columns)
         if plan.problems:
             assert columns > 1
