@@ -20,7 +20,7 @@ import pytest
 
 from ppcore.vllm.plan import layer_counts, make, read
 from ppcore.vllm.plan.architectures import DROPPED, SPLIT, TRANSFORMERS, WHOLE
-from tests.unit.test_plan import ARCHITECTURES, checkpoint_config
+from tests.unit.test_plan_weights import ARCHITECTURES, checkpoint_config
 
 pytest.importorskip("vllm")
 
