@@ -38,13 +38,12 @@ class WarmProcess:
         environment: the child's whole environment.
     """
 
-    def __init__(
-        self, read_fd: int, write_fd: int, log: Path, environment: dict[str, str]
-    ) -> None:
+    def __init__(self, read_fd: int, write_fd: int, log: Path, environment: dict[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        ends = Connection(os.dup(read_fd), writable=False), Connection(
-            os.dup(write_fd), readable=False
+        ends = (
+            Connection(os.dup(read_fd), writable=False),
+            Connection(os.dup(write_fd), readable=False),
         )
         self._process = context.Process(target=_serve, args=(*ends, str(log), environment))
         # Some packages read the environment when they are imported, which the server does once.
