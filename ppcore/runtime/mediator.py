@@ -374,7 +374,9 @@ def _again(value: Any) -> Any:
 
     def alias(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, LazyTensor):
-            return LazyTensor.of(tensor.node) if not tensor.node.executed else tensor.node.value
+            if not tensor.node.executed:
+                return LazyTensor.of(tensor.node)
+            tensor = tensor.node.value
         return tensor.view(tensor.shape)
 
     return lazy.map_tensors(value, alias)

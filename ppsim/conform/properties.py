@@ -107,6 +107,13 @@ def rounds(run: Run) -> Findings:
 
 def names(run: Run) -> Findings:
     first: dict[Key, tuple[object, str]] = {}
+    counts: dict[Worker, tuple[int, str]] = {}
+    failed = {
+        step.event.args[0].request
+        for record in run.records
+        for step in record.steps
+        if step.event.word == "fail"
+    }
     for record in run.records:
         following: dict[Worker, int] = {}
         touched: dict[Key, str] = {}
@@ -136,6 +143,12 @@ def names(run: Run) -> Findings:
             if what != other:
                 text = f"access {key} is {what!r} here and {other!r} in {where}"
                 yield record.finding("names", step.line, text)
+        # Where a block was not ended by its error on one rank, it came as far on every rank.
+        for worker, count in following.items():
+            number, where = counts.setdefault(worker, (count, record.file))
+            if record.closed and worker.request not in failed and count != number:
+                text = f"{worker} made {count} accesses here and {number} in {where}"
+                yield record.finding("names", record.steps[-1].line, text)
 
 
 def places(run: Run) -> Findings:
@@ -143,6 +156,9 @@ def places(run: Run) -> Findings:
         turns: dict[str, int] = {}
         clocks: dict[Worker, Place] = {}
         asked: dict[Key, tuple[str, int]] = {}
+        # What each worker asked for last, and was served last.
+        stands: dict[Worker, Place] = {}
+        served: dict[Worker, Place] = {}
         for step in record.steps:
             word, args, answer = step.event
             if word == "open_round":
@@ -151,13 +167,20 @@ def places(run: Run) -> Findings:
             elif word == "start":
                 clocks[args[0]] = Place(max(0, turns.get(args[0].request, 0) - 1), BEFORE)
             elif word == "served":
-                if args[1] < clocks.get(args[0], args[1]):
-                    yield record.finding("places", step.line, "served behind the worker's clock")
-                clocks[args[0]] = args[1]
+                worker, place = args
+                if place < clocks.get(worker, place) or place != stands.get(worker):
+                    text = f"served at {place}, with {worker} at {clocks.get(worker)}, which asks "
+                    yield record.finding("places", step.line, f"{text}for {stands.get(worker)}")
+                clocks[worker] = served[worker] = place
+            elif word == "publish" and args[1] in record.schedule and args[0] in asked:
+                due = record.schedule.place(*asked[args[0]])
+                if served.get(args[0].worker) != due:
+                    yield record.finding("places", step.line, f"{args[0]} was not served")
             elif word in ("access", "again"):
                 verdict, key, place, owner = answer
                 location, occurrence = args[1:]
                 name = spelled_key(key)
+                stands[name.worker] = Place(*place)
                 if asked.setdefault(name, args[1:]) != args[1:]:
                     text = f"{name} is {asked[name]!r}"
                     yield record.finding("places", step.line, text)

@@ -331,3 +331,16 @@ def test_a_value_of_another_dtype_crosses(both: Any, dtype: torch.dtype) -> None
         return found, logits
 
     both(run)
+
+
+def test_two_reads_of_one_visit_are_two_objects_even_when_its_data_is_here(both: Any) -> None:
+    def run(model: Any) -> Any:
+        with model.trace(PROMPT, max_tokens=2):
+            first = model.model.layers[3].mlp.up.output
+            first.tolist()
+            second = model.model.layers[3].mlp.up.output
+            third = model.model.layers[3].mlp.up.output
+            kept = third.save()
+        return kept
+
+    both(run)
