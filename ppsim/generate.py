@@ -96,7 +96,7 @@ class Writer:
             if self.draw.random() < 0.5:
                 tail.append(Save(f"s{self.fresh}", name))
                 self.fresh += 1
-        return (*body, *tail)
+        return (*body, *tail, *self._late())
 
     def _body(self, length: int, depth: int) -> Block:
         body: list[Statement] = []
@@ -117,6 +117,14 @@ class Writer:
             Read("e", self.order[draw.randrange(half)]), Read("l", self.order[self.position]),
             Mix("m", "e", "l"), If("m", (Save("m", "m"),)),
         ]  # fmt: skip
+
+    def _late(self) -> list[Statement]:
+        """Seldom, at the end: a branch on what an early stage makes of a value that may be late, which
+        a later stage has to wait for until the next turn opens."""
+        draw = self.draw
+        if "call" not in self.features or not self.names or draw.random() > 0.2:
+            return []
+        return [Call("q", "E", draw.choice(self.names)), If("q", (Save("q", "q"),))]
 
     def _caches(self) -> list[Statement]:
         if "cache" not in self.features:

@@ -113,7 +113,8 @@ class Seated(Frame):
         # The traceback would keep boxes alive.
         self.exception = error.with_traceback(None)
         self.how = ending(error)
-        self.pending = self.held = None
+        self.pending = self.held = self._unfinished = self._call = None
+        self._plan = []
         self.alive = False
         self._running.close()
 
@@ -156,17 +157,14 @@ class Seated(Frame):
             home = core.home(want.path)
             yield None
             key, owner = core.call(self.worker, want.path, home)
+            after = [
+                node.base.available for node in want.node.unsettled() if node.base is not None
+            ]
+            when = core.due(self.worker, owner, after)
             self._call = (key, want.path)
             if owner == core.stage:
                 nodes = [want.node]
             else:
-                after = [
-                    node.base.available for node in want.node.unsettled() if node.base is not None
-                ]
-                clock = core.clock(self.worker)
-                if clock.turn <= core.turn(key.worker.request):
-                    after.append(Available(clock.turn, core.schedule.stage_of(clock.index)))
-                when = core.available(owner, clock.turn, after)
                 base = self.link.base(key, want.path, owner, when)
                 self._call = Box(Node(None, base))
         self._unfinished = want
@@ -251,7 +249,7 @@ class Seated(Frame):
         """Which occurrence the visit that this rank's forward is at, or comes to next, is."""
         core = self.link.core
         turn = core.turn(self.worker.request)
-        visited = self.link.world.rank(self.link.stage, self.link.column).visited
+        visited = self.link.world.ranks[self.link.where].visited
         return core.schedule.local_occurrence(location, core.stage, turn, visited.get(location, 0))
 
     def _answer(self, access: Access) -> Generator[Wait, None, Want | None]:
@@ -351,8 +349,6 @@ class Seated(Frame):
         """Another rank ended this worker."""
         self.told = True
         self.end(BlockRaised(error))
-        self._unfinished = None
-        self._plan = []
         self.seat.take()
         yield from self.link.finish(self.worker)
 

@@ -39,6 +39,10 @@ IDLE = Pending(Event.BARRIER, None)
 _WHOLE = expression.of_leaf(())
 
 
+class Told(dict):
+    """An error, as nnsight captures one, that another rank raised."""
+
+
 class PPMediator(Mediator):
     """A [`Mediator`] whose accesses may belong to other stages.
 
@@ -91,6 +95,7 @@ class PPMediator(Mediator):
         try:
             super().start(interleaver)
         except Exception as error:
+            self.pending = None
             self._report(error)
             raise
 
@@ -236,6 +241,9 @@ class PPMediator(Mediator):
         return self.occurrence(location) > pending.iteration
 
     def _answer(self, pending: Pending, decision: Decision) -> tuple[Pending | None, Any]:
+        # nnsight takes it from this that a block has touched a value, and cannot open a cache any more.
+        # That has to be so on every rank: an error that some are only told of would part the columns.
+        self.pending = pending
         location = pending.provider
         if self.iteration:
             self.iteration = None
@@ -343,8 +351,7 @@ class PPMediator(Mediator):
 
     def abandon(self, error: dict) -> None:
         """Another rank ended this worker with ``error``."""
-        self.nnsight_error = error
-        self.told = True
+        self.nnsight_error = Told(error)
         self._reported = True
         self.exception = Missed("ended by another rank")
         self.pending = None

@@ -26,7 +26,7 @@ from ..saves import Shipment, label, spell_leaves, union
 from .collect import Taken
 from .interleaver import Rows
 from .link import Link
-from .mediator import PPMediator
+from .mediator import PPMediator, Told
 
 
 class StagedRequests:
@@ -181,12 +181,13 @@ class StagedRequests:
 
     def _collect(self, found: list[tuple[int, Any]], output: Any) -> Shipment:
         saves: dict[str, Any] = {}
-        error, own = None, False
+        error = None
         for index, request in sorted(found, key=lambda item: item[0]):
             registered: dict[str, Any] = {}
             for taken in request.harvested.values():
                 registered.update(taken["saves"])
-                error = error or taken["error"]
+                if error is None:
+                    error = taken["error"]
             request.harvested = {}
             if request.mediator is not None:
                 if output is not None:
@@ -203,10 +204,10 @@ class StagedRequests:
             saves.setdefault(label(index, "sequence", ""), None)
             if error is None:
                 error = request.deferred()
-            own = own or (error is not None and not getattr(request.mediator, "told", False))
             marked = _saves()
             for value in own_saves.values():
                 marked.discard(id(value))
+        own = error is not None and not isinstance(error, Told)
         shipment = self._ship(found[0][1].id, saves, error, own)
         for _, request in found:
             self.requests.pop(request.id, None)
@@ -240,7 +241,7 @@ class StagedRequests:
             return taken.shipment(ships, self._recorded, error, own)
         except Exception as exception:
             failed = error or dict(capture_exception(exception))
-            return Taken({}).shipment({}, self._recorded, failed, True)
+            return Taken({}).shipment({}, self._recorded, failed, own or error is None)
 
     def _recorded(self, location: str) -> tuple[int, int] | None:
         """Where a recorded location is first visited, and how often here in a turn."""

@@ -184,3 +184,16 @@ def test_sixteen_invokes_at_once(both: Any, staged: Any) -> None:
 
     both(run)
     assert len({tuple(outcome.tokens) for outcome in staged.last}) > 1
+
+
+def test_a_cache_that_comes_too_late_is_an_error_on_every_rank_by_itself(
+    both: Any, staged: Any
+) -> None:
+    def run(model: Any) -> Any:
+        with model.trace(PROMPTS[0]) as tracer:
+            kept = model.model.layers[0].mlp.output.save()
+            tracer.cache()
+        return kept
+
+    both(run)
+    assert [shipment.own_error for shipment in staged.last[0].shipments] == [True, True]
