@@ -31,6 +31,7 @@ TRAPS = ("torchvision", "torchaudio", "torchcodec")
 
 FAST_TIERS = ("tests/unit", "tests/sim", "tests/harness")
 ENGINE_TIER = "tests/engine"
+LAYOUTS_TIER = "tests/layouts"
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "tests"]
@@ -154,8 +155,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def engine(session: nox.Session) -> None:
-    """The engine tier alone: real vLLM engines at PP=1 and PP=2."""
-    environment(session, "cpu").run("-m", "pytest", ENGINE_TIER, *session.posargs)
+    """Every layout and architecture on real engines, one start each: a table of what agrees."""
+    env = environment(session, "cpu")
+    named = any((ROOT / arg.partition("::")[0]).exists() for arg in session.posargs)
+    env.run("-m", "pytest", *([] if named else [LAYOUTS_TIER]), *session.posargs)
 
 
 @nox.session(venv_backend="none")

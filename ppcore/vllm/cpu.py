@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from vllm.v1.worker.cpu_worker import CPUWorker as VLLMCPUWorker  # first: it preloads libraries
 
 # isort: split
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from . import platform
+from .model import CONFIG_KEY
 from .runner import PipelineRunner
 from .worker import TracingWorker
 
@@ -26,3 +30,9 @@ class CPUWorker(TracingWorker, VLLMCPUWorker):
     plain_runner: type = CPUModelRunner
     single_stage_runner: type = NNsightCPURunner
     pipeline_runner: type = PipelineCPURunner
+
+    def init_device(self) -> None:
+        """Join the engine's process groups; without spinning where ranks outnumber cores."""
+        crowded = self.vllm_config.additional_config.get(CONFIG_KEY, {}).get("crowded", False)
+        with platform.plain_gloo() if crowded else contextlib.nullcontext():
+            super().init_device()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -53,6 +54,9 @@ class VLLM(NNsightVLLM):
         stages = int(kwargs.get("pipeline_parallel_size") or 1)
         columns = int(kwargs.get("tensor_parallel_size") or 1)
         self._WORKER_CLS = platform.worker_class()
+        settings: dict[str, Any] = {}
+        if platform.crowded(stages * columns):
+            settings["crowded"] = True
         if stages > 1:
             self._check(stages)
             meta = self.__dict__.get("_module")
@@ -61,16 +65,16 @@ class VLLM(NNsightVLLM):
                 # The base class builds a tree only when there is none yet.
                 self.__dict__["_module"] = meta
             check_stages(meta, stages)
+            settings["aliases"] = aliases(meta)
+            settings["pull_timeout_s"] = self._pull_timeout_s
+            settings["transport"] = self._transport
+        if settings:
             kwargs["additional_config"] = {
                 **(kwargs.get("additional_config") or {}),
-                CONFIG_KEY: {
-                    "aliases": aliases(meta),
-                    "pull_timeout_s": self._pull_timeout_s,
-                    "transport": self._transport,
-                },
+                CONFIG_KEY: settings,
             }
         sized = "kv_cache_memory_bytes" in kwargs or "gpu_memory_utilization" in kwargs
-        with platform.engine_environment(stages * columns, sized=sized and not platform.is_cpu()):
+        with platform.engine_environment(stages * columns, sized=sized):
             return super()._load(repo_id, **kwargs)
 
     def _check(self, stages: int) -> None:
@@ -128,8 +132,10 @@ def check_stages(root: torch.nn.Module, stages: int) -> None:
     """Refuse what vLLM cannot split.
 
     Raises:
-        SetupError: the architecture has no pipeline support, or fewer layers than stages.
+        SetupError: the architecture has no pipeline support, fewer layers than stages, or layers
+            that vLLM's own setting does not divide among them.
     """
+    from vllm.distributed.utils import get_pp_indices
     from vllm.model_executor.models import supports_pp
 
     if not supports_pp(root):
@@ -143,3 +149,12 @@ def check_stages(root: torch.nn.Module, stages: int) -> None:
             f"pipeline_parallel_size={stages} is more than the model's {layers} layers; use at most "
             f"{layers}"
         )
+    if layers and platform.PARTITION in os.environ:
+        try:
+            get_pp_indices(layers, 0, stages)
+        except ValueError as error:
+            raise SetupError(
+                f"pipeline_parallel_size={stages} with {platform.PARTITION}="
+                f"{os.environ[platform.PARTITION]!r}: {error} Give {stages} numbers of layers that "
+                f"add up to {layers}, or unset it"
+            ) from error

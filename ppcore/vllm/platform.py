@@ -18,6 +18,8 @@ WORKERS = {"cpu": "ppcore.vllm.cpu.CPUWorker", "cuda": "ppcore.vllm.cuda.GPUWork
 
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
 _KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+#: vLLM's setting for the number of layers of each stage.
+PARTITION = "VLLM_PP_LAYER_PARTITION"
 
 
 def is_cpu() -> bool:
@@ -37,9 +39,12 @@ def meta_build() -> Iterator[None]:
     """Let vLLM's loader build a tree on meta on a machine without an accelerator.
 
     Loading ends by freeing accelerator memory, which raises where there is none, and the CPU's
-    expert kernels pack their weights, which a meta tensor does not have.
+    expert kernels pack their weights, which a meta tensor does not have. The tree is one stage's, so
+    a partition into several is not for it.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ))
+        os.environ.pop(PARTITION, None)
         if not torch.cuda.is_available():
             stack.enter_context(mock.patch.object(torch.accelerator, "empty_cache", lambda: None))
             try:
@@ -65,6 +70,27 @@ def thread_binding(world: int) -> str:
         group = cores[rank * share : (rank + 1) * share] or [cores[rank % len(cores)]]
         groups.append(",".join(str(core) for core in group))
     return "|".join(groups)
+
+
+def crowded(world: int) -> bool:
+    """Whether ``world`` ranks of a CPU engine have fewer cores than ranks."""
+    return is_cpu() and world > len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def plain_gloo() -> Iterator[None]:
+    """Let process groups that are made here talk over gloo.
+
+    vLLM's CPU communicator waits for its peers in shared memory by spinning. Where ranks share a core
+    each spins through its time slice while the rank it waits for is off the core: fifteen times
+    slower, measured with four ranks on two cores. This takes vLLM's own way out of it.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    with mock.patch.object(
+        CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda communicator: False
+    ):
+        yield
 
 
 def kv_space_gib(world: int) -> int:

@@ -1,11 +1,12 @@
 """Processes that start warm: forked from a server that has imported what an engine needs.
 
-Importing torch, vLLM, nnsight and transformers takes about ten seconds of processor time, and an engine is three
-generations of processes (client, engine core, workers), each started afresh on the CPU. A run that starts dozens
-of engines spends nine tenths of its time there. Here one server process imports once; the client of every engine
-is forked from it, and in that client vLLM starts its processes by fork too, as it does by default where there is
-a GPU. Nothing but the start differs. It is for tests: a fork copies what the parent has, and only a parent that
-has done nothing but import is known to be fit for that.
+Importing torch, vLLM, nnsight and transformers takes about ten seconds of processor time, and an
+engine is three generations of processes (client, engine core, workers), each started afresh on the
+CPU. A run that starts dozens of engines spends nine tenths of its time there. Here one server
+process imports once; the client of every engine is forked from it, and in that client vLLM starts
+its processes by fork too, as it does by default where there is a GPU. Nothing but the start differs.
+It is for tests: a fork copies what the parent has, and only a parent that has done nothing but
+import is known to be fit for that.
 """
 
 from __future__ import annotations
@@ -15,12 +16,10 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 import types
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 __all__ = ["WarmProcess"]
@@ -30,7 +29,7 @@ PRELOAD = ["ppcore.vllm.child", "ppcore.vllm", "ppcore.vllm.cpu"]
 
 
 class WarmProcess:
-    """A child process that runs `ppcore.vllm.child.main`, with the part of `subprocess.Popen` that is used of it.
+    """A child that runs `ppcore.vllm.child.main`; it is used as a `subprocess.Popen` is.
 
     Args:
         read_fd, write_fd: the child's ends of the two pipes.

@@ -141,7 +141,9 @@ def cache(model: Any, anatomy: Anatomy) -> dict[str, Any]:
     """`tracer.cache()` of the whole tree."""
     with model.trace(PROMPT, temperature=0.0, max_tokens=1) as tracer:
         found = tracer.cache()
-    return {path: copied(found[path].output) for path in found.keys()}
+    # The root's name alone does not lead to its entry once the cache has left the engine.
+    paths = [path for path in found.keys() if "." in path]  # noqa: SIM118 (a view, not a dict)
+    return {path: copied(found[path].output) for path in paths}
 
 
 def invokes(model: Any, anatomy: Anatomy) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.layouts.anatomy import ANATOMIES, LAYERS
-from tests.layouts.conftest import Engine, Table
+from tests.layouts.engines import Engine, Table
 from tests.layouts.probes import BATCHED, PROBES
 
 TITLE = "PP=2 against PP=1"

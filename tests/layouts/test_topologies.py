@@ -1,0 +1,136 @@
+"""The whole catalogue of traces on every shape of pipeline, against one stage.
+
+Rows of the table are layouts. An engine of one stage is the reference for each number of columns: sums over two
+columns are added up in another order than on one, so bits are compared between equals.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.layouts.engines import Engine, Table
+
+TITLE = "the catalogue of traces, by layout"
+LAYERS = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """So many stages and columns; ``partition`` is vLLM's setting of layers to stages."""
+
+    stages: int
+    columns: int = 1
+    partition: str = ""
+
+    def __str__(self) -> str:
+        name = f"PP={self.stages}" + (f" TP={self.columns}" if self.columns > 1 else "")
+        return name + (f" ({self.partition})" if self.partition else "")
+
+    def start(self, checkpoint: str) -> Engine:
+        return Engine(
+            checkpoint,
+            env={"VLLM_PP_LAYER_PARTITION": self.partition} if self.partition else None,
+            pipeline_parallel_size=self.stages,
+            tensor_parallel_size=self.columns,
+        ).wait()
+
+
+LAYOUTS = [
+    Layout(2),
+    Layout(2, partition="1,7"),
+    Layout(2, partition="7,1"),
+    Layout(3),  # eight layers are not divisible: vLLM makes it 3, 3, 2
+    Layout(3, partition="1,6,1"),
+    Layout(4, partition="2,1,3,2"),
+    Layout(2, columns=2),
+]
+
+
+@dataclass
+class References:
+    """What one stage answered, by columns; its engine runs no longer than it takes to ask."""
+
+    checkpoint: str
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def get(self, columns: int) -> dict[str, Any]:
+        if columns not in self.answers:
+            engine = Layout(1, columns).start(self.checkpoint)
+            try:
+                self.answers[columns] = catalogue_on(engine)
+            finally:
+                engine.stop()
+        return self.answers[columns]
+
+
+def catalogue_on(engine: Engine) -> dict[str, Any]:
+    """Name -> (performance or error text, warnings)."""
+    from ppcore.vllm.child import EngineError
+    from ppcore.vllm.traces import CATALOGUE
+    from ppcore.vllm.traces.perform import perform
+    from tests.layouts.engines import CALL_S
+
+    assert not engine.error, engine.error
+    answers: dict[str, Any] = {}
+    for name in CATALOGUE:
+        engine.process.warnings()
+        try:
+            answer = engine.process.call(perform, name, timeout_s=CALL_S)
+        except EngineError as error:
+            answer = str(error)
+        answers[name] = (answer, engine.process.warnings())
+    return answers
+
+
+@pytest.fixture(scope="session")
+def references() -> References:
+    from ppcore.vllm.checkpoints import random_llama
+
+    return References(str(random_llama(layers=LAYERS, vocab=320)))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def answers(
+    request: pytest.FixtureRequest, references: References
+) -> Iterator[tuple[Layout, dict[str, Any], dict[str, Any]]]:
+    layout = request.param
+    alone = references.get(layout.columns)
+    engine = layout.start(references.checkpoint)
+    try:
+        if layout.stages * layout.columns > len(os.sched_getaffinity(0)):
+            said = engine.process.log.read_text(errors="replace")
+            assert layout.columns == 1 or "CPU SHM communicator disabled for group tp" in said
+        yield layout, alone, catalogue_on(engine)
+    finally:
+        engine.stop()
+
+
+def test_every_trace_is_answered_as_on_one_stage(
+    answers: tuple[Layout, dict[str, Any], dict[str, Any]], table: Table
+) -> None:
+    from ppcore.vllm.compare import compare
+    from ppcore.vllm.traces import CATALOGUE
+
+    layout, alone, staged = answers
+    wrong: list[str] = []
+    for name, trace in CATALOGUE.items():
+        (one, one_warned), (many, many_warned) = alone[name], staged[name]
+        if isinstance(one, str) or isinstance(many, str):
+            wrong.append(f"{name}: {one if isinstance(one, str) else many}")
+            continue
+        found = compare(one.result, many.result, exact=not trace.batched)
+        wrong += [f"{name}: {difference}" for difference in found.differences]
+        if one_warned != many_warned:
+            wrong.append(f"{name}: warned {many_warned}, one stage {one_warned}")
+        if many.left:
+            wrong.append(f"{name}: left {many.left}")
+    bad = {line.partition(":")[0] for line in wrong}
+    table.enter(TITLE, str(layout), "traces", str(len(CATALOGUE)))
+    table.enter(TITLE, str(layout), "same", str(len(CATALOGUE) - len(bad)))
+    table.enter(TITLE, str(layout), "differ", ", ".join(sorted(bad)) or "0")
+    assert not wrong, "\n".join(wrong)
