@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from ppcore import wire
 from ppcore.runtime.transport import BYE, DirectTransport
-from ppcore.runtime.transport.direct import INLINE, memory
+from ppcore.runtime.transport.direct import INLINE
 
 WAIT_S = 30.0
 
@@ -211,9 +211,3 @@ def test_a_frame_that_the_link_cannot_take_ends_the_connection(ends: tuple) -> N
     theirs.sendall(frame("one") + frame("two"))
     box.until(lambda: bool(box.deaths))
     assert [text for text, _ in box.frames] == ["one"]
-
-
-def test_memory_is_writable_and_empty() -> None:
-    found = memory(5 << 20)
-    assert (len(found), found.readonly, bytes(found[:9])) == (5 << 20, False, bytes(9))
-    assert len(memory(0)) == 0

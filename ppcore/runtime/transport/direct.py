@@ -9,14 +9,12 @@ that writes.
 write, without waiting for it, writes what the queue holds. Who does not get it leaves: the holder looks
 at the queue again after letting go.
 
-*Memory.* A payload is sent from where it lies. A large one is received into memory of its own, which
-the link keeps; the pages of it come into being as bytes arrive, so that a peer that announces more than
-it sends costs address space only.
+*Memory.* A payload is sent from where it lies. A large one is received into memory of its own, which the
+link keeps (see `memory`).
 """
 
 from __future__ import annotations
 
-import mmap
 import socket
 import threading
 import time
@@ -25,6 +23,7 @@ from collections.abc import Mapping, Sequence
 
 from ... import wire
 from .base import BYE, Buffer, Deaths, OnDeath, OnFrame, start_thread
+from .memory import POOL
 
 #: Frames up to so many bytes are written by who sends them.
 INLINE = 128 * 1024
@@ -34,9 +33,6 @@ _TAKEN = 256 * 1024
 
 #: Buffers in one system call; the kernel allows 1024.
 _PIECES = 256
-
-#: Memory from here on lies in huge pages where the kernel has them: fewer faults while it fills.
-_HUGE = 4 * 1024 * 1024
 
 #: What a socket may hold that the peer has not taken yet; the kernel has a limit of its own.
 _SOCKET_BUFFER = 4 * 1024 * 1024
@@ -250,26 +246,12 @@ class _Line:
 
     def _rest(self, count: int) -> memoryview:
         """So many bytes in memory of their own."""
-        whole = memory(count)
+        whole = POOL.take(count)
         have = min(count, self._end - self._begin)
         whole[:have] = self._take(have)
         while have < count:
-            got = self.socket.recv_into(whole[have:])
+            got = self.socket.recv_into(whole[have:], 0, socket.MSG_WAITALL)
             if not got:
                 raise ConnectionError("it hung up in the middle of a frame")
             have += got
         return whole
-
-
-def memory(count: int) -> memoryview:
-    """Writable memory that begins at a page and takes pages only as it is written.
-
-    Raises:
-        OSError: there is no address space for it.
-    """
-    if not count:
-        return memoryview(bytearray())
-    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if count >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(pages)

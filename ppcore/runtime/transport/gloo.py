@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ... import wire
 from .base import BYE, Buffer, Deaths, OnDeath, OnFrame, start_thread
+from .memory import POOL
 
 #: Between the texts of one frame; JSON has no bare line end.
 _SEPARATOR = "\n"
@@ -247,10 +248,10 @@ class _Line:
         end = begin + found.payload_bytes
         if found.rest_bytes:
             shift = -begin % _ALIGNMENT
-            whole = torch.empty(shift + end, dtype=torch.uint8)[shift:]
-            whole[: wire.BLOCK] = self._received
-            dist.recv(whole[wire.BLOCK :], src=self._rank, group=self._back)
-            view = memoryview(whole.numpy())
+            view = POOL.take(shift + end)[shift:]
+            view[: wire.BLOCK] = memoryview(self._received.numpy())
+            rest = torch.frombuffer(view[wire.BLOCK :], dtype=torch.uint8)
+            dist.recv(rest, src=self._rank, group=self._back)
         text = str(view[wire.HEADER : begin], "utf-8")
         payload = view[begin:end] if found.rest_bytes else memoryview(bytearray(view[begin:end]))
         return text.split(_SEPARATOR), payload
