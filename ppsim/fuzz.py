@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from . import cases, generate, terms, tokens, world
@@ -60,6 +61,23 @@ def strategy(name: str, seed: int, events: int = 0) -> Strategy:
     raise KeyError(name)
 
 
+#: What runs the cases: ``core``, or ``real``, which puts the real runtime in the core's driver's place
+#: (see `ppsim.real`).
+MODES = ("core", "real")
+_mode = "core"
+
+
+@contextmanager
+def in_mode(name: str) -> Iterator[None]:
+    """Run cases in this mode, while this lasts."""
+    global _mode
+    before, _mode = _mode, name
+    try:
+        yield
+    finally:
+        _mode = before
+
+
 def endless(failure: Failure | None) -> bool:
     """Whether a run means nothing because a block of the case does not end by itself."""
     return isinstance(failure, Crash) and isinstance(failure.cause, OutOfFuel)
@@ -67,6 +85,10 @@ def endless(failure: Failure | None) -> bool:
 
 def execute(case: Case, how: Strategy, *, record: bool = False) -> World:
     """Run a case; the failure is in the world, None where the case means nothing."""
+    if _mode == "real":
+        from . import real
+
+        return real.run(case, how, record=record)
     done = world.run(case, how, record=record)
     if endless(done.failure):
         done.failure = None

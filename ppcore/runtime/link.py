@@ -8,6 +8,7 @@ work: a value that a peer asked for is evaluated, and encoded, after it is let g
 
 from __future__ import annotations
 
+import builtins
 import json
 import threading
 import time
@@ -212,6 +213,7 @@ class Link:
 
         Raises:
             Unreachable: the owner cannot produce one.
+            Exception: what evaluating it raised there, by its type.
             Diverged: the block ran differently there.
             PeerDied: the owner is gone.
         """
@@ -226,6 +228,8 @@ class Link:
         if reason is None:
             return self._landed[number]
         kind, _, text = reason.partition(": ")
+        if kind == "failed":
+            raise _failure(text)
         error = {"diverged": Diverged, "died": PeerDied}.get(kind, Unreachable)
         raise error(text)
 
@@ -428,3 +432,15 @@ class Link:
             self.core.close()
         if self.transport is not None:
             self.transport.close()
+
+
+def _failure(text: str) -> Exception:
+    """What evaluating raised on the owner, which is what it would have raised here.
+
+    Only Python's own exceptions keep their type; torch raises no others.
+    """
+    name, _, message = text.partition(": ")
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return kind(message)
+    return Unreachable(text)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from greenlet import GreenletExit, getcurrent
 from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator, Pending
 
@@ -357,7 +358,19 @@ class PPMediator(Mediator):
         self.pending = None
         self.held = None
         self.seat.take()
+        self._unwind()
         self.link.finish(self.worker_id)
+
+    def _unwind(self) -> None:
+        """End the block where it is parked; what its ``finally`` clauses raise is nobody's error.
+
+        Left parked, it would keep its frames, and all values in them, until a collector that happens to
+        run on this thread comes by.
+        """
+        if self.alive:
+            self.worker.parent = getcurrent()
+            with self.inside(), contextlib.suppress(Exception):
+                self.worker.throw(GreenletExit)
 
     def let_go(self) -> None:
         """The request is over: hold nothing of it, whoever holds this.

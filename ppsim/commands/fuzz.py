@@ -21,6 +21,7 @@ def add(command: Command) -> None:
     many.add_argument("--seed", type=int, default=0, help="the number of the first execution")
     many.add_argument("--executions", type=int)
     many.add_argument("--minutes", type=float)
+    many.add_argument("--mode", choices=fuzz.MODES, default="core", help="what is run")
     many.add_argument("--mutant", help="plant this bug")
     many.add_argument("--save", type=Path, help="where a shrunk failing case is written")
     many.add_argument("--marks", action="store_true", help="tell lines of the core never run")
@@ -28,6 +29,11 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim fuzz``."""
+    with fuzz.in_mode(options.mode):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> Answer:
     seconds = options.minutes * 60 if options.minutes is not None else None
     count = options.executions or (None if seconds else 2000)
     began = time.monotonic()
@@ -69,12 +75,18 @@ def run(options: argparse.Namespace) -> Answer:
         return 0, answer
     text = fuzz.describe(found)
     print(f"\n{text}")
+    mode = ""
+    if options.mode == "real":
+        from .. import real
+
+        mode = " --mode real"
+        print(f"{real.source(found.case)}")
     path = options.save or Path(f"ppsim-{found.failure.name}-{options.seed + ran - 1}.case")
     path.write_text(text)
     token = tokens.encode(found.case, found.switches)
     mutant = f" --mutant {options.mutant}" if options.mutant else ""
     print(f"length {length(found)}; saved as {path}; replay it with")
-    print(f"  python -m ppsim replay {token}{mutant}")
+    print(f"  python -m ppsim replay {token}{mode}{mutant}")
     return found.failure.code, {
         **answer, "file": str(path), "failure": str(found.failure), "token": token,
         "length": length(found),

@@ -27,6 +27,8 @@ def add(command: Command) -> None:
     for parser in (again, picture, trace):
         parser.add_argument("what", help="a saved case, or a token")
         parser.add_argument("--mutant", help="plant this bug")
+    for parser in (one, again, picture, trace):
+        parser.add_argument("--mode", choices=fuzz.MODES, default="core", help="what is run")
 
 
 Found = TypeVar("Found")
@@ -63,7 +65,7 @@ def run(options: argparse.Namespace) -> Answer:
         how = RandomWalk(seed) if options.case else fuzz.strategy_of(seed)
         return fuzz.execute(case, how, record=True)
 
-    with terms.recording():
+    with terms.recording(), fuzz.in_mode(options.mode):
         return told(planting(options.mutant, act))
 
 
@@ -77,7 +79,7 @@ def _again(options: argparse.Namespace) -> World:
         schedule = ()
 
     def act(how: Strategy) -> World:
-        with terms.recording():
+        with terms.recording(), fuzz.in_mode(options.mode):
             return planting(options.mutant, lambda: fuzz.execute(case, how, record=True))
 
     if not schedule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,10 +25,10 @@ from ppsim.world import Strategy
 
 from .exact import Exact
 from .outcome import Outcome, difference, outcome_of
-from .stage import New, Output, Stage, Whole
-from .translate import ExactTarget, block, one_row, prompt
+from .stage import Output, Stage, Whole
+from .translate import ExactTarget, block, one_row
 from .tree import Tree
-from .world import World, part_of
+from .world import Blocks, Collect, Step, World, arrival, register
 
 #: A column's shape: stages, layers of each, whether there is a module that all have.
 Shape = tuple[int, int, bool]
@@ -93,10 +94,10 @@ def _client(wanted: Shape) -> Tree:
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def payloads(case: Case) -> dict[str, dict[str, bytes]]:
+def payloads(case: Case) -> Blocks:
     """Request -> its blocks, serialized as a client sends them; the traced one is named ``""``."""
     model = _client(shape(case))
-    found: dict[str, dict[str, bytes]] = {}
+    found: Blocks = {}
     for request in case.requests:
         target = ExactTarget(one_row(case, request))
         found[request.name] = {}
@@ -132,30 +133,31 @@ def payload(text: str, model: Tree, containers: dict[str, int]) -> bytes:
 
 
 def reference(
-    case: Case, blocks: dict[str, dict[str, bytes]], recomputed: dict[str, set[int]]
+    case: Case, blocks: Blocks, commands: Sequence[Step | Collect | None]
 ) -> dict[str, Outcome]:
-    """Each request alone, on one rank, with plain nnsight.
+    """What plain nnsight gives on one rank, under the same batches.
+
+    Who shares a step with whom shows in nnsight itself: a replacement for one request's rows makes a
+    new tensor for all.
 
     Args:
-        recomputed: request -> the turns before which the engine preempted it in the run that this is
-            compared with.
+        commands: what the engine had the ranks do in the run that this is compared with.
     """
     rank = _reference(shape(case))
+    rank.reset()
+    register(rank, blocks)
+    tokens: dict[str, list[int]] = {request.name: [] for request in case.requests}
     found: dict[str, Outcome] = {}
-    for request in case.requests:
-        rank.reset()
-        name, mine = request.name, blocks[request.name]
-        rank.register({f"{name}.{b}": payload for b, payload in mine.items() if b})
-        start, tokens = prompt(case, request), list[int]()
-        new = [New(name, mine.get(""), [f"{name}.{b}" for b in mine if b])]
-        while len(tokens) < request.tokens:
-            part = part_of(name, start, tokens, len(tokens) in recomputed.get(name, ()))
-            tokens += rank.step([part], new)
-            new = []
-            if rank.erred(name) and not request.ignore_eos:
-                break
-        entry, warned = rank.collect(name, Output(list(tokens)))
-        found[name] = outcome_of(entry, tokens, [tuple(warned)])
+    for command in commands:
+        if isinstance(command, Step):
+            new = [arrival(name, blocks[name]) for name in command.new]
+            sampled = rank.step(command.parts, new, command.finished)
+            for part, token in zip(command.parts, sampled, strict=True):
+                tokens[part.name].append(token)
+        elif isinstance(command, Collect):
+            mine = tokens[command.name]
+            entry, warned = rank.collect(command.name, Output(list(mine)))
+            found[command.name] = outcome_of(entry, mine, [tuple(warned)])
     return found
 
 
@@ -166,15 +168,14 @@ def execute(case: Case, how: Strategy, *, record: bool = False) -> World:
     world = World(case, blocks, column(shape(case)), record=record)
     world.run(how)
     if world.failure is None:
-        world.failure = _sameness(world, blocks)
+        world.failure = _sameness(world)
     if world.failure is not None:
         del _columns[shape(case)]
     return world
 
 
-def _sameness(world: World, blocks: dict[str, dict[str, bytes]]) -> Failure | None:
-    recomputed = {name: progress.recomputed for name, progress in world.progress.items()}
-    expected = reference(world.case, blocks, recomputed)
+def _sameness(world: World) -> Failure | None:
+    expected = reference(world.case, world.blocks, world.commands)
     for name, outcome in world.outcomes.items():
         wrong = difference(outcome, expected[name])
         if wrong is not None:

@@ -212,7 +212,10 @@ class Whole(Rank):
 
     def _serve_result(self, mediator: Any, output: Any) -> None:
         try:
-            self.requests.serve_result(mediator, output)
+            # An engine's collect is outside of inference mode, and refuses edits there. A worker of
+            # several stages has the state that it parked with, and may go on editing.
+            with torch.inference_mode():
+                self.requests.serve_result(mediator, output)
         except Exception as error:
             # nnsight lets it out of the collect, and takes the engine down: the block's error.
             mediator.exception, mediator.pending = error, None

@@ -257,6 +257,23 @@ def _steps(loop: For) -> str:
     return f"tracer.iter[{loop.start}:{loop.stop}]"
 
 
+def ends(case: Case) -> bool:
+    """Whether every loop without an end waits for the model, whatever its branches do."""
+    return all(_waits(body) for request in case.requests for _, body in request.blocks)
+
+
+def _waits(statements: Sequence[Statement]) -> bool:
+    for statement in statements:
+        if isinstance(statement, If | For) and not _waits(statement.body):
+            return False
+        open_ended = (
+            isinstance(statement, For) and statement.steps is None and statement.stop is None
+        )
+        if open_ended and not any(isinstance(inner, Read) for inner in statement.body):
+            return False
+    return True
+
+
 def prompt(case: Case, request: Request) -> list[int]:
     """The request's prompt: one token for the first, more for those after it."""
     index = case.requests.index(request)

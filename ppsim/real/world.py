@@ -31,7 +31,7 @@ from ppsim.world import Note, Strategy
 
 from .baton import LIMIT, Baton, Lock, Wait
 from .outcome import Outcome, outcome_of
-from .stage import New, Output, Part, Stage
+from .stage import New, Output, Part, Rank, Stage
 from .translate import prompt
 
 
@@ -53,6 +53,21 @@ class Channels:
         return True
 
 
+#: Request -> its blocks, serialized; the traced one is named ``""``.
+Blocks = dict[str, dict[str, bytes]]
+
+
+def register(rank: Rank, blocks: Blocks) -> None:
+    """Install all registered blocks, each under its request's name and its own."""
+    for name, mine in blocks.items():
+        rank.register({f"{name}.{block}": payload for block, payload in mine.items() if block})
+
+
+def arrival(name: str, mine: dict[str, bytes]) -> New:
+    """A request as it arrives."""
+    return New(name, mine.get(""), [f"{name}.{block}" for block in mine if block])
+
+
 @dataclass
 class Progress:
     """One request's run, as the engine sees it.
@@ -72,15 +87,11 @@ class Progress:
     over: bool = False
 
     def part(self) -> Part:
-        """What it puts into its next step."""
-        return part_of(self.request.name, self.prompt, self.tokens, self.rounds in self.recomputed)
-
-
-def part_of(name: str, prompt: list[int], tokens: list[int], again: bool) -> Part:
-    """A request's part of a step: its last token, or everything where it begins or was preempted."""
-    if tokens and not again:
-        return Part(name, tokens[-1:], len(prompt) + len(tokens) - 1)
-    return Part(name, [*prompt, *tokens], 0)
+        """What it puts into its next step: its last token, or all where it begins or was preempted."""
+        name, tokens = self.request.name, self.tokens
+        if tokens and self.rounds not in self.recomputed:
+            return Part(name, tokens[-1:], len(self.prompt) + len(tokens) - 1)
+        return Part(name, [*self.prompt, *tokens], 0)
 
 
 @dataclass(frozen=True)
@@ -103,9 +114,13 @@ class Collect:
 class World(Baton):
     """One run of a case on a column of stages.
 
+    Attributes:
+        commands: what the engine had every rank do; None is the last.
+        outcomes: request -> what its client gets.
+
     Args:
         case: what is run; one column, no faults.
-        payloads: request -> its blocks' payloads; the traced block's is named ``""``.
+        blocks: the requests' blocks.
         stages: the ranks, which are left as they were found.
         record: keep the schedule, and notes to draw.
     """
@@ -113,14 +128,14 @@ class World(Baton):
     def __init__(
         self,
         case: Case,
-        payloads: dict[str, dict[str, bytes]],
+        blocks: Blocks,
         stages: list[Stage],
         *,
         record: bool = False,
         limit: int = LIMIT,
     ) -> None:
         super().__init__(record=record, limit=limit)
-        self.case, self.payloads, self.stages = case, payloads, stages
+        self.case, self.blocks, self.stages = case, blocks, stages
         self.ranks = {(stage.stage, 0): stage for stage in stages}
         self.notes: list[Note] = []
         self.outcomes: dict[str, Outcome] = {}
@@ -130,7 +145,7 @@ class World(Baton):
         }
         self._channels: dict[tuple[int, int], deque[tuple[str, bytes]]] = {}
         self._inboxes: dict[int, deque[Any]] = {stage.stage: deque() for stage in stages}
-        self._commands: list[Step | Collect | None] = []
+        self.commands: list[Step | Collect | None] = []
         self._results: deque[tuple[Step, list[int], set[str]]] = deque()
         self._collected: dict[str, dict[int, tuple[Shipment | None, list[str]]]] = {}
         self._running = 0
@@ -191,12 +206,11 @@ class World(Baton):
 
     def _forward(self, stage: Stage) -> None:
         number = 0
-        for name, blocks in self.payloads.items():
-            stage.register({f"{name}.{b}": payload for b, payload in blocks.items() if b})
+        register(stage, self.blocks)
         while True:
-            if number >= len(self._commands):
-                self.pause(lambda number=number: len(self._commands) > number)
-            command = self._commands[number]
+            if number >= len(self.commands):
+                self.pause(lambda number=number: len(self.commands) > number)
+            command = self.commands[number]
             number += 1
             if command is None:
                 return
@@ -218,14 +232,7 @@ class World(Baton):
             self._inboxes[stage.stage + 1].append(tuple(tensor.clone() for tensor in out))
             self.pause()
 
-        new = [
-            New(
-                name,
-                self.payloads[name].get(""),
-                [f"{name}.{block}" for block in self.payloads[name] if block],
-            )
-            for name in step.new
-        ]
+        new = [arrival(name, self.blocks[name]) for name in step.new]
         tokens = stage.step(step.parts, new, step.finished, receive=receive, hand_on=hand_on)
         if stage.last:
             erred = {part.name for part in step.parts if stage.erred(part.name)}
@@ -255,7 +262,7 @@ class World(Baton):
                         self._submit(batch, finished)
                         yield None
                 for name in ended:
-                    self._commands.append(Collect(name, tuple(self.progress[name].tokens)))
+                    self.commands.append(Collect(name, tuple(self.progress[name].tokens)))
                 if ended and not self._coin(2):
                     yield lambda ended=ended: all(self._home(name) for name in ended)
             elif all(p.over for p in self.progress.values()) and not self._running:
@@ -263,7 +270,7 @@ class World(Baton):
             else:
                 yield lambda: bool(self._results)
         yield lambda: all(self._home(name) for name in self.progress)
-        self._commands.append(None)
+        self.commands.append(None)
 
     def _home(self, name: str) -> bool:
         return len(self._collected.get(name, ())) == self.case.stages
@@ -293,7 +300,7 @@ class World(Baton):
         for progress in batch:
             progress.busy = True
             progress.rounds += 1
-        self._commands.append(Step(parts, new, tuple(finished)))
+        self.commands.append(Step(parts, new, tuple(finished)))
         finished.clear()
         self._steps += 1
         self._running += 1
