@@ -75,8 +75,7 @@ class Verdict(enum.Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The answer to one access.
 
     Attributes:
@@ -92,8 +91,7 @@ class Decision:
     owner: int
 
 
-@dataclass(frozen=True, slots=True)
-class Available:
+class Available(NamedTuple):
     """From when on a value can be had: its owner produces it in this turn, on this stage."""
 
     turn: int
@@ -128,6 +126,8 @@ class _Worker:
     next_access: int = 0
     # No access with a number at or above this is made any more.
     finished: bool = False
+    # When the last call of a module can be had; a later call comes after it.
+    called: Available | None = None
     # Access -> the location it touched, for comparing with what peers ask for.
     touched: dict[int, str] = field(default_factory=dict)
 
@@ -337,6 +337,22 @@ class Core:
         state.touched[key.access] = path
         owner = self.stage if self.stage in home or not home else min(home)
         return key, owner
+
+    def due(self, worker: Worker, owner: int, after: Iterable[Available] = ()) -> Available:
+        """From when on the worker's call of this moment can be had from ``owner``.
+
+        Not before ``owner`` has the values ``after`` that the call needs. Nor before its worker has got
+        this far: past the visits and the calls before this one, each of which it may have to wait for
+        (a branch on the result of a later stage parks it until that has arrived).
+        """
+        state = self._worker(worker)
+        clock, needed = state.clock, [*after]
+        if clock.turn <= self.turn(worker.request):
+            needed.append(Available(clock.turn, self.schedule.stage_of(clock.index)))
+        if state.called is not None:
+            needed.append(state.called)
+        state.called = found = self.available(owner, clock.turn, needed)
+        return found
 
     def reached(self, worker: Worker, access: int) -> bool:
         """Whether the worker is past every access before number ``access`` on this rank.

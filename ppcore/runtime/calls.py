@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core import ALWAYS, STATIC, Available
+from ..core import ALWAYS, STATIC
 from ..errors import BlockError
 from ..messages import Key, Worker
 from . import lazy
@@ -69,9 +69,10 @@ class Calls:
         if not home:
             names = [path, *(self._path(value) for value in involved(args, kwargs))]
             raise BlockError(f"no stage holds all of {names!r}; a call needs its modules together")
+        after = [node.base.available for node in _bases(args, kwargs) if node.base is not None]
         with link._changed:
             key, owner = core.call(mediator.worker_id, path, home)
-        after = [node.base.available for node in _bases(args, kwargs) if node.base is not None]
+            when = core.due(mediator.worker_id, owner, after)
         if owner == core.stage:
             args, kwargs = lazy.resolve((args, kwargs))
             result = run(*args, **kwargs)
@@ -79,14 +80,6 @@ class Calls:
                 link.publish(key, path, result)
             return result
         template = self._structure(owner, path, args, kwargs)
-        clock = core.clock(mediator.worker_id)
-        stages = (
-            [core.schedule.stage_of(clock.index)]
-            if clock.turn <= core.turn(key.worker.request)
-            else []
-        )
-        after += [Available(clock.turn, stage) for stage in stages]
-        when = core.available(owner, clock.turn, after)
         base = Base(link, key, path, owner, when)
         return template.lazies(base, Rows(0, 0, 0), link.device)  # its extents are all known
 

@@ -381,6 +381,23 @@ def test_the_order_of_what_a_value_is_made_of_does_not_matter() -> None:
     assert len(found) == 1
 
 
+def test_a_call_comes_after_the_visits_and_the_calls_before_it() -> None:
+    core = Network().cores[1]
+    core.open_round(["r"])
+    core.start(WORKER)
+    assert core.due(WORKER, 0) == Available(0, 0)
+    # Another worker of the request has made no call.
+    other = Worker("r", "other")
+    core.start(other)
+    assert core.due(WORKER, 1) == Available(0, 1)
+    # Where stage 0 has to wait for that one's result, it gets here in its next turn only.
+    assert core.due(WORKER, 0) == Available(1, 0)
+    assert core.due(other, 0) == Available(0, 0)
+    core.access(other, LOGITS, 0)
+    core.served(other, core.schedule.place(LOGITS, 0))
+    assert core.due(other, 0, [Available(0, 0)]) == Available(1, 0)
+
+
 places = st.tuples(st.integers(0, 5), st.integers(0, 2))
 
 
