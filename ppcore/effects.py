@@ -7,22 +7,19 @@ send, is done afterwards: `Serve` and `Describe`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .messages import Key, Message, Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send ``message`` to the rank of stage ``peer``."""
 
     peer: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(NamedTuple):
     """Evaluate ``expression`` on ``token`` and send the result to ``peer`` as reply ``number``."""
 
     peer: int
@@ -32,8 +29,7 @@ class Serve:
     token: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Describe:
+class Describe(NamedTuple):
     """Find out what structure ``call`` would return and send it to ``peer`` as reply ``number``."""
 
     peer: int
@@ -41,8 +37,7 @@ class Describe:
     call: str
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(NamedTuple):
     """Pull or probe ``number`` is answered: a payload (``token``) or, where ``reason`` is set, never."""
 
     number: int
@@ -50,8 +45,7 @@ class Landed:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(NamedTuple):
     """``worker`` raised on another rank before its access ``access``.
 
     It ends here with that error once it has got as far itself, or its request has ended. A block that
@@ -64,8 +58,7 @@ class Abandoned:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """Nothing is left of ``request`` on this rank."""
 
     request: str

@@ -55,6 +55,10 @@ class Schedule:
     slots: Mapping[str, tuple[Slot, ...]]
     first: tuple[int, ...]
     _indices: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    # (location, stage) -> its visits within one turn, and those of them on earlier stages.
+    _counts: dict[tuple[str, int], tuple[int, int]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def build(cls, visits: Sequence[Iterable[str]], split: Iterable[str] = ()) -> Schedule:
@@ -89,7 +93,7 @@ class Schedule:
         return cls(len(visits), {name: tuple(found) for name, found in slots.items()}, tuple(first))
 
     def __contains__(self, location: str) -> bool:
-        return self._slots(location) is not None
+        return location in self.slots or self._slots(location) is not None
 
     def _slots(self, location: str) -> tuple[Slot, ...] | None:
         found = self.slots.get(location)
@@ -146,9 +150,12 @@ class Schedule:
 
         ``turn`` is the request's turn, ``visited`` this stage's own count within that turn.
         """
-        slots = self._slots(location) or ()
-        below = sum(1 for slot in slots if slot.stage < stage)
-        return turn * len(slots) + below + visited
+        counts = self._counts.get((location, stage))
+        if counts is None:
+            slots = self._slots(location) or ()
+            below = sum(1 for slot in slots if slot.stage < stage)
+            counts = self._counts[location, stage] = (len(slots), below)
+        return turn * counts[0] + counts[1] + visited
 
     def local_count(self, location: str, stage: int) -> int:
         """How often ``stage`` visits ``location`` in one turn."""

@@ -118,6 +118,9 @@ class Recording:
         self.values.setdefault(location, []).append(value)
 
 
+#: Statements for which a block may have to wait.
+_ASKING = frozenset({Read, Write, Skip, Param, Blend, Call, If, For})
+
 Want = Access | Force | Use | Parameter
 Running = Generator[Want, Box | None, None]
 
@@ -194,9 +197,49 @@ class Frame:
                 if self.fault_at == 0:
                     raise BlockRaised("fault")
                 self.fault_at -= 1
-            yield from self._one(statement)
+            if type(statement) in _ASKING:
+                yield from self._asking(statement)
+            else:
+                self._plain(statement)
 
-    def _one(self, statement: Statement) -> Running:
+    def _plain(self, statement: Statement) -> None:
+        """Do a statement that needs nothing of the driver."""
+        names = self.names
+        match statement:
+            case Cache(label, inputs, paths):
+                if self.touched:
+                    raise BlockRaised("cache")
+                self.recordings[label] = Recording(inputs, paths)
+            case Put(label, slot, name):
+                found = self.saves.get(label)
+                if name in names and isinstance(found, list):
+                    if slot >= len(found):
+                        raise BlockRaised("index")
+                    found[slot] = names[name]
+            case Edit(name, constant):
+                if name in names:
+                    names[name].edit(operation((EDIT, constant), names[name].node))
+            case Derive(name, source_name, constant):
+                if source_name in names:
+                    names[name] = Box(operation((DERIVE, constant), names[source_name].node))
+            case Mix(name, first, second):
+                if first in names and second in names:
+                    names[name] = Box(operation((MIX, 1), names[first].node, names[second].node))
+            case Save(label, name):
+                if name in names:
+                    self.saves[label] = names[name]
+            case Append(label, name):
+                if name in names:
+                    found = self.saves.setdefault(label, [])
+                    if isinstance(found, list):
+                        found.append(names[name])
+            case Stop():
+                raise BlockStopped
+            case Raise(code):
+                raise BlockRaised(str(code))
+
+    def _asking(self, statement: Statement) -> Running:
+        """Do a statement that may ask the driver for something."""
         names = self.names
         match statement:
             case Read(name, location):
@@ -214,19 +257,6 @@ class Frame:
                 box = yield Parameter(location)
                 assert box is not None
                 names[name] = box
-            case Cache(label, inputs, paths):
-                if self.touched:
-                    raise BlockRaised("cache")
-                self.recordings[label] = Recording(inputs, paths)
-            case Put(label, slot, name):
-                found = self.saves.get(label)
-                if name in names and isinstance(found, list):
-                    if slot >= len(found):
-                        raise BlockRaised("index")
-                    found[slot] = names[name]
-            case Edit(name, constant):
-                if name in names:
-                    names[name].edit(operation((EDIT, constant), names[name].node))
             case Blend(name, other):
                 if name in names and other in names:
                     target, source = names[name], names[other].node
@@ -234,20 +264,6 @@ class Frame:
                         # A lazy written into a real tensor: its data is needed now.
                         yield Force([source])
                     target.edit(operation((MIX, 0), target.node, source))
-            case Derive(name, source_name, constant):
-                if source_name in names:
-                    names[name] = Box(operation((DERIVE, constant), names[source_name].node))
-            case Mix(name, first, second):
-                if first in names and second in names:
-                    names[name] = Box(operation((MIX, 1), names[first].node, names[second].node))
-            case Save(label, name):
-                if name in names:
-                    self.saves[label] = names[name]
-            case Append(label, name):
-                if name in names:
-                    found = self.saves.setdefault(label, [])
-                    if isinstance(found, list):
-                        found.append(names[name])
             case Call(name, path, source_name):
                 if source_name in names:
                     box = yield Use(path, names[source_name].node)
@@ -262,10 +278,6 @@ class Frame:
                         yield from self._run(body)
             case For():
                 yield from self._loop(statement)
-            case Stop():
-                raise BlockStopped
-            case Raise(code):
-                raise BlockRaised(str(code))
 
     def _loop(self, loop: For) -> Running:
         previous = self.iteration

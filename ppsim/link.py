@@ -7,7 +7,7 @@ None means "I can go on", a yielded callable "not before this holds".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ppcore.core import Available, Core
@@ -38,6 +38,7 @@ class Link:
         self.world = world
         self.stage = stage
         self.column = column
+        self.where = (stage, column)
         self.landed: dict[int, int] = {}
         self.refused: dict[int, str] = {}
         self.abandoned: dict[Worker, Abandoned] = {}
@@ -52,7 +53,7 @@ class Link:
 
     # --- carrying out what the core says ------------------------------------------------------
 
-    def carry_out(self, effects: Iterable[Effect]) -> Generator[Wait, None, None]:
+    def carry_out(self, effects: Iterable[Effect]) -> Iterable[Wait]:
         """Do what the core said: all but evaluating at once, as the runtime does under its lock.
 
         So messages leave in the order in which they were decided. What a peer asked for is evaluated
@@ -67,6 +68,9 @@ class Link:
                 serves.append(effect)  # type: ignore[arg-type]
             else:
                 self._at_once(effect)
+        return self._serve_each(serves) if serves else ()
+
+    def _serve_each(self, serves: list[Serve]) -> Iterator[Wait]:
         for serve in serves:
             yield None
             self._serve(serve)
@@ -104,13 +108,13 @@ class Link:
         self.core.sent_reply(effect.peer, message)
         self.send(effect.peer, message, value)
 
-    def take(self, peer: int, message: Message, token: int | None) -> Generator[Wait, None, None]:
+    def take(self, peer: int, message: Message, token: int | None) -> Iterable[Wait]:
         """A message arrived (on the thread that listens to ``peer``)."""
         effects = self.core.take(peer, message, token)
         self.world.stirred(self.stage, self.column)
         return self.carry_out(effects)
 
-    def peer_died(self, peer: int, why: str) -> Generator[Wait, None, None]:
+    def peer_died(self, peer: int, why: str) -> Iterable[Wait]:
         """The connection to ``peer`` broke."""
         effects = self.core.peer_died(peer, why)
         self.world.stirred(self.stage, self.column)
@@ -144,7 +148,11 @@ class Link:
 
     def ready(self, numbers: Iterable[int]) -> bool:
         """Whether every one of these pulls is answered."""
-        return all(number in self.landed or number in self.refused for number in numbers)
+        landed, refused = self.landed, self.refused
+        for number in numbers:
+            if number not in landed and number not in refused:
+                return False
+        return True
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward wait for these pulls."""

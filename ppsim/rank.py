@@ -189,8 +189,21 @@ class Rank:
                     name: skipped[name] or term(LAYER, layer, value)
                     for name, value in states.items()
                 }
-            yield from self._visit(location, states, batch)
+            if self._awaited(location, batch):
+                yield from self._visit(location, states, batch)
+            else:
+                self.visited[location] = self.visited.get(location, 0) + 1
         return states
+
+    def _awaited(self, location: str, batch: list[tuple[str, list[Seated]]]) -> bool:
+        """Whether a visit concerns anybody."""
+        if self.recordings:
+            return True
+        for _, workers in batch:
+            for worker in workers:
+                if worker.pending is not None and worker.pending.location == location:
+                    return True
+        return False
 
     def _visit(
         self, location: str, states: dict[str, int], batch: list[tuple[str, list[Seated]]]

@@ -40,7 +40,7 @@ class Task:
         wait: what it waits for; None while it can move.
     """
 
-    __slots__ = ("done", "generator", "name", "number", "steps", "wait")
+    __slots__ = ("done", "generator", "name", "number", "wait")
 
     def __init__(self, number: int, name: str, generator: Generator[Wait, None, None]) -> None:
         self.number = number
@@ -48,7 +48,6 @@ class Task:
         self.generator = generator
         self.wait: Wait = None
         self.done = False
-        self.steps = 0
 
 
 class Strategy(Protocol):
@@ -161,19 +160,18 @@ class World:
         runnable = self.runnable
         task = runnable[position]
         self.events += 1
-        task.steps += 1
         if self.record:
             self.schedule.append(task.name)
         self._mark = 0
         try:
-            wait = task.generator.send(None)
+            wait = next(task.generator)
         except StopIteration:
             task.done = True
             self._drop(task)
         else:
             if wait is not None and not wait():
                 task.wait = wait
-                self._drop(task)
+                runnable.remove(task)
         self.hash = hash((self.hash, task.number, self._mark, len(runnable)))
 
     def _drop(self, task: Task) -> None:
@@ -220,9 +218,9 @@ class World:
             return bool(channel) and name not in held
 
         while True:
-            if not arrived():
-                yield arrived
-                continue
+            yield arrived
+            if name in held:
+                continue  # held since it was chosen
             message, token = channel.popleft()
             if message is None:
                 yield from link.peer_died(peer, "connection lost")
@@ -230,9 +228,7 @@ class World:
             if self.record:
                 self.notes.append(Note(self.events, "take", stage, column, peer, spell(message)))
             yield from link.take(peer, message, token)
-            del message, token  # a state of this thread does not depend on what it took before
-            if channel:
-                yield None
+            del message, token  # the state of this thread does not depend on what it took before
 
     def hand_on(self, stage: int, column: int, states: dict[str, int]) -> None:
         """A stage's hidden states go to the next one."""
