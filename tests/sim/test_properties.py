@@ -25,6 +25,11 @@ def test_the_code_as_it_is_passes_the_fuzzer() -> None:
         ("pulled-again-each-time", "once", Leak),
         ("everybody-ships", "once", Leak),
         ("death-not-noticed", "dead-ends", Liveness),
+        ("deadline-report-without-the-turn", "deadline", Liveness),
+        ("deadline-silences-the-stage", "ends", Liveness),
+        ("aborted-request-stays", "rest", Leak),
+        ("own-error-of-any-worker", "sameness", Sameness),
+        ("shared-module-recorded-by-one-stage", "sameness", Sameness),
     ],
 )
 def test_a_bug_of_its_kind_fails_each_property(mutant: str, name: str, kind: type) -> None:
