@@ -1,0 +1,232 @@
+"""The second mode: the real runtime under the simulator's schedules."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("nnsight") is None:
+    pytest.skip("needs torch and nnsight", allow_module_level=True)
+
+import torch
+
+from ppcore.runtime.link import Link
+from ppsim import cases, fuzz, generate, real
+from ppsim.failures import Liveness, Sameness
+from ppsim.real import execute, translate, upstream
+from ppsim.real.world import Channels
+from ppsim.strategies import RandomWalk, Replay, Switches
+
+REPO = Path(__file__).resolve().parents[2]
+
+#: What the second mode has found in the runtime, and what was wrong.
+FOUND = {
+    # An abandoned worker stayed parked: its frames kept what it had pulled.
+    "an error on one stage ends the worker that is parked on another": """\
+stages 2 columns 1 layers 1 shared 0 batching 0
+request A tokens 1
+  a = read L1.in
+  b = call N a
+  raise 1
+  c = read L0.out
+""",
+    # A loop over several turns with values of both stages, kept and branched on.
+    "a branch on the later stage's value steers the earlier stage": """\
+stages 2 columns 1 layers 1 shared 0 batching 3
+request A tokens 4
+  for :
+    a = read L0.out
+    b = read L1.out
+    if b
+      edit a 3
+    append x a
+    c = mix a b
+    append y c
+request B tokens 3
+  for 1:
+    a = read L1.in
+    write L1.out a
+    save x a
+""",
+    "a cache, a skip and a container": """\
+stages 3 columns 1 layers 1 shared 1 batching 0
+container rows 2
+request A tokens 3
+  cache k in L0 L2
+  a = read L0.out
+  skip L1 a
+  put rows 1 a
+  b = read L2.out
+  edit b 2
+  save x b
+block A tap
+  a = read S.out
+  save s a
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(text: str, seed: int = 0) -> Any:
+    return real.run(cases.parse(text), RandomWalk(seed))
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_holds_under_many_schedules(name: str) -> None:
+    case = cases.parse(FOUND[name])
+    for how in (Switches(), *map(RandomWalk, range(8))):
+        failure = real.run(case, how).failure
+        assert failure is None, failure
+
+
+def test_generated_programs_are_the_same_as_on_one_rank() -> None:
+    with fuzz.in_mode("real"):
+        for number, done in fuzz.executions(400, 24):
+            assert done.failure is None, f"execution {number}: {done.failure}"
+
+
+def test_a_run_is_a_function_of_its_case_and_its_seed() -> None:
+    case = generate.case(7)
+    hashes = {(w.hash, w.events) for w in (real.run(case, RandomWalk(7)) for _ in range(4))}
+    assert len(hashes) == 1
+    others = {real.run(case, RandomWalk(seed)).hash for seed in range(4)}
+    assert len(others) > 1
+
+
+def test_a_run_does_not_depend_on_the_process() -> None:
+    code = (
+        "from ppsim import generate, real; from ppsim.strategies import RandomWalk\n"
+        "print([real.run(generate.case(s), RandomWalk(s)).hash for s in (2, 3, 8)])"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=REPO,
+            env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
+
+
+def test_a_recorded_schedule_replays() -> None:
+    case = generate.case(11)
+    first = real.run(case, RandomWalk(3), record=True)
+    again = real.run(case, Replay(first.schedule), record=True)
+    assert (again.hash, again.schedule) == (first.hash, first.schedule)
+
+
+def test_a_value_published_without_a_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """\
+stages 2 columns 1 layers 1 shared 0 batching 0
+request A tokens 1
+  a = read L0.out
+  b = derive a 1
+  edit a 3
+  c = read L1.out
+  d = mix c b
+  write L1.out d
+  save x d
+"""
+    assert run(text).failure is None
+    monkeypatch.setattr(Link, "_keep", lambda self, tensor: tensor)
+    assert isinstance(run(text).failure, Sameness)
+
+
+def test_a_lost_message_is_a_hang_with_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(self: Channels, peer: int, text: str, payload: Any = ()) -> None:
+        if not text.startswith("reply"):
+            send(self, peer, text, payload)
+
+    send = Channels.send
+    monkeypatch.setattr(Channels, "send", lossy)
+    failure = run(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+        "request A tokens 1\n  a = read L0.out\n  write L1.out a\n"
+    ).failure
+    assert isinstance(failure, Liveness)
+    assert "'model.model.layers.0.output' (A#0" in str(failure) and "from stage 0" in str(failure)
+
+
+def test_the_reference_is_nnsights_own_request_loop() -> None:
+    for kind in (upstream.Request, upstream.Requests):
+        assert kind.__module__ == "nnsight.modeling.vllm.model_runners.GPUModelRunner"
+        assert "nnsight" in kind.__init__.__code__.co_filename
+    assert "vllm" not in sys.modules or upstream.Requests is not getattr(
+        sys.modules.get(upstream.Requests.__module__), "Requests", None
+    )
+
+
+def test_a_program_reads_as_an_nnsight_block() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+        "request A tokens 2\n"
+        "  for 1:\n    a = read L0.out\n    if a\n      b = derive a 2\n    append out b\n"
+        "  write L1.in a\n  stop\n"
+    )
+    assert translate.source(case) == (
+        "# request A\n"
+        "with model.trace([3], max_tokens=2) as tracer:\n"
+        "    out = list().save()\n"
+        "    a = None\n"
+        "    b = None\n"
+        "    for step in tracer.iter[1:]:\n"
+        "        a = model.model.layers[0].output[0]\n"
+        "        if a.sum() % 2 == 0:\n"
+        "            b = (a * 5 + 2) % 997\n"
+        "        if b is not None:\n"
+        "            out.append(b)\n"
+        "    if a is not None:\n"
+        "        model.model.layers[1].input = "
+        "(a[-1:] + torch.zeros(1, 4, dtype=torch.float64))\n"
+        "    tracer.stop()\n"
+    )
+
+
+def test_a_loop_that_may_never_wait_is_not_run() -> None:
+    text = (
+        "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+        "request A tokens 2\n  a = read L0.out\n  for :\n    if a\n      b = read L1.out\n"
+    )
+    assert not translate.ends(cases.parse(text))
+    assert run(text).failure is None
+
+
+def test_a_failing_run_shrinks_and_replays_from_its_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ppsim import tokens
+    from ppsim.shrink import shrink
+
+    monkeypatch.setattr(Link, "_keep", lambda self, tensor: tensor)
+    case = cases.parse(
+        "stages 2 columns 1 layers 2 shared 0 batching 0\n"
+        "request A tokens 2\n"
+        "  z = read L0.in\n  a = read L1.out\n  b = derive a 1\n  edit a 3\n  c = read L3.out\n"
+        "  d = mix c b\n  save x d\n  save y a\nrequest B tokens 1\n  a = read L0.out\n"
+    )
+    with fuzz.in_mode("real"):
+        _, found = fuzz.record(case, RandomWalk(1))
+        assert found is not None
+        small = shrink(found, tries=60)
+        assert len(cases.spell(small.case)) < len(cases.spell(case))
+        again, switches = tokens.decode(tokens.encode(small.case, small.switches))
+        failure = fuzz.execute(again, Switches(switches)).failure
+    assert failure is not None and failure.name == found.failure.name
