@@ -30,7 +30,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .core import Available, Core, Decision
+from .core import Available, Core, Verdict
 from .effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
 from .messages import Key, Message, Worker, parse, spell
 from .schedule import Place, Schedule
@@ -117,12 +117,10 @@ def _json(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     match value:
-        case Available(turn, stage):
-            return [turn, stage]
+        case Verdict():
+            return value.value
         case frozenset():
             return sorted(value)
-        case Decision(verdict, key, place, owner):
-            return [verdict.value, key, place, owner]
     raise TypeError(f"not spelled in a record: {value!r}")
 
 
