@@ -32,6 +32,9 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         "ppcore.vllm.plan", "show what each stage of a model would hold, from its config alone"
     ),
+    "timeline": Command(
+        "ppcore.vllm.timeline", "summarise and draw what VLLM(..., timeline=FILE) recorded"
+    ),
     "doctor": Command(
         "ppcore.vllm.doctor", "check packages, machine and transport, and say what to mend"
     ),

@@ -34,15 +34,17 @@ class StagedRequests:
 
     Args:
         link: this rank's end of the protocol.
+        mediators: what workers become.
     """
 
     requests: dict[str, Any]
     workers: Callable[[], list]
     record: Callable[[Any], None]
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, mediators: type[PPMediator] = PPMediator) -> None:
         super().__init__()
         self.link = link
+        self._mediators = mediators
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -59,7 +61,7 @@ class StagedRequests:
 
     def _adopt(self, mediator: Mediator, request: Any, block: str) -> None:
         if not isinstance(mediator, PPMediator):
-            PPMediator.adopt(mediator, Worker(request.id, block), self.link)
+            self._mediators.adopt(mediator, Worker(request.id, block), self.link)
 
     def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
         """Open the round, point every worker at its rows, and let those go on that waited for it."""

@@ -11,26 +11,35 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from ..runtime.collect import entry
 from ..saves import Shipment
+from .timeline import Part, TimelineFile
 
 #: The RPC that nnsight collects through.
 COLLECT = "collect_nnsight"
 
 
-def merge_ranks(payloads: list) -> dict[str, dict]:
+def merge_ranks(payloads: list, timeline: TimelineFile | None = None) -> dict[str, dict]:
     """Request id -> the entry that nnsight attaches to its output, from every rank's payload.
 
-    ``payloads`` are in rank order; a rank that reports nothing sent None.
+    ``payloads`` are in rank order; a rank that reports nothing sent None. What the ranks recorded goes
+    to ``timeline``.
     """
     shipped: dict[str, list[Shipment]] = {}
+    parts: list[Part] = []
     for payload in payloads:
         if payload is not None:
-            for request, shipment in pickle.loads(payload).items():
+            shipments, part = pickle.loads(payload)
+            for request, shipment in shipments.items():
                 shipped.setdefault(request, []).append(shipment)
+            parts += [part] if part is not None else []
+    if timeline is not None:
+        timeline.append(parts)
     return {request: entry(shipments) for request, shipments in shipped.items()}
 
 
 class PPLLMEngine(NNsightLLMEngine):
     """The synchronous engine over several stages."""
+
+    timeline: TimelineFile | None = None
 
     def step(self) -> Any:
         outputs = LLMEngine.step(self)
@@ -39,7 +48,10 @@ class PPLLMEngine(NNsightLLMEngine):
             return outputs
         finished = list(by_id)
         collected = merge_ranks(
-            self.engine_core.collective_rpc(COLLECT, args=(finished, finished, pickle.dumps(by_id)))
+            self.engine_core.collective_rpc(
+                COLLECT, args=(finished, finished, pickle.dumps(by_id))
+            ),
+            self.timeline,
         )
         for output in outputs:
             entry = collected.get(output.request_id)
@@ -54,8 +66,10 @@ class PPAsyncLLM(AsyncLLM):
     nnsight merges the ranks' payloads itself; it is handed one that is merged already.
     """
 
+    timeline: TimelineFile | None = None
+
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         answers = await super().collective_rpc(method, *args, **kwargs)
         if method == COLLECT:
-            return [pickle.dumps(merge_ranks(answers))]
+            return [pickle.dumps(merge_ranks(answers, self.timeline))]
         return answers

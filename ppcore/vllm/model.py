@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..runtime import stubs
 from ..runtime.transport import CHOICES
 from . import platform
 from .envoys import staged_envoys
+from .timeline import TimelineFile
 
 #: The key of this package's settings in vLLM's ``additional_config``.
 CONFIG_KEY = "ppcore"
@@ -29,18 +31,26 @@ class VLLM(NNsightVLLM):
             a report of who waits for what.
         transport: what values cross between stages on: "direct" (sockets), "gloo", or "auto", which is
             sockets where all ranks can connect and gloo where not.
+        timeline: a file to record a timeline in: a Chrome trace of rounds, handoffs, parked workers,
+            waits and pulls on every rank. On one stage there is nothing to record.
 
     Raises:
         SetupError: the settings cannot work with pipeline parallelism; the text says what to change.
     """
 
     def __init__(
-        self, *args: Any, pull_timeout_s: float = 300.0, transport: str = "auto", **kwargs: Any
+        self,
+        *args: Any,
+        pull_timeout_s: float = 300.0,
+        transport: str = "auto",
+        timeline: str | Path | None = None,
+        **kwargs: Any,
     ) -> None:
         if transport not in CHOICES:
             raise SetupError(f"transport={transport!r} is not one of {', '.join(CHOICES)}")
         self._pull_timeout_s = pull_timeout_s
         self._transport = transport
+        self._timeline = TimelineFile(timeline) if timeline is not None else None
         if args and isinstance(args[0], str):
             self._require_v1_model_runner()  # before vLLM's own configuration trips over it
         kwargs.setdefault("envoys", staged_envoys())
@@ -68,6 +78,7 @@ class VLLM(NNsightVLLM):
             settings["aliases"] = aliases(meta)
             settings["pull_timeout_s"] = self._pull_timeout_s
             settings["transport"] = self._transport
+            settings["timeline"] = self._timeline is not None
         if settings:
             kwargs["additional_config"] = {
                 **(kwargs.get("additional_config") or {}),
@@ -90,6 +101,7 @@ class VLLM(NNsightVLLM):
         llm = super()._load_sync(repo_id, **kwargs)
         if llm.llm_engine.vllm_config.parallel_config.pipeline_parallel_size > 1:
             llm.llm_engine.__class__ = PPLLMEngine
+            llm.llm_engine.timeline = self._timeline
         return llm
 
     def _load_async(self, repo_id: str, **kwargs: Any) -> Any:
@@ -98,6 +110,7 @@ class VLLM(NNsightVLLM):
         engine = super()._load_async(repo_id, **kwargs)
         if engine.vllm_config.parallel_config.pipeline_parallel_size > 1:
             engine.__class__ = PPAsyncLLM
+            engine.timeline = self._timeline
         return engine
 
     def pp_status(self) -> list[dict[str, int]]:

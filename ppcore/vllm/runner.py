@@ -10,6 +10,7 @@ collect.
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,15 @@ from ..runtime import exchange, stubs
 from ..runtime.calls import Calls
 from ..runtime.interleaver import PPInterleaver, Recording
 from ..runtime.link import Link
+from ..runtime.mediator import PPMediator
 from ..runtime.recording import make_core
 from ..runtime.saved import watch_saves
+from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_ns
 from ..runtime.transport import connect
 from .envoys import StagedFragments, staged_envoys
 from .model import CONFIG_KEY, VLLM
 from .requests import PPRequests
+from .timeline import Part
 
 #: The path of the model in every tree.
 ROOT = "model"
@@ -61,7 +65,8 @@ class PipelineRunner:
         interleaver.batcher = VLLMBatcher(None)
         interleaver.defer_exceptions = True
         self._connect(interleaver, root, whole, settings)
-        self.nnsight_requests = PPRequests(interleaver.link)
+        timed = settings.get("timeline")
+        self.nnsight_requests = PPRequests(interleaver.link, TimedMediator if timed else PPMediator)
         objects = self.nnsight_model._remoteable_persistent_objects()
         for path, module in interleaver.calls.paths.items():
             objects.setdefault(f"Module:{path}", module)
@@ -87,7 +92,11 @@ class PipelineRunner:
         # All columns' groups are made by every rank, in the same order.
         columns = _columns()
         calls = Calls(interleaver, dict(stubs.modules(root, ROOT)))
-        link = Link(
+        make: Any = Link
+        if settings.get("timeline"):
+            timeline = Timeline(column, clock_offset_ns(_gather_all))
+            make = partial(TimedLink, timeline=timeline)
+        link = make(
             core,
             connect(columns, settings.get("transport", "auto"), get_ip()),
             self.device,
@@ -149,8 +158,15 @@ class PipelineRunner:
         shipments = self.nnsight_requests.collect(wanted, finished, outputs or {})
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        reports = get_tp_group().rank_in_group == 0
-        return pickle.dumps(shipments, pickle.HIGHEST_PROTOCOL) if reports else None
+        column, stage = get_tp_group().rank_in_group, get_pp_group().rank_in_group
+        timeline = getattr(self.nnsight_requests.link, "timeline", None)
+        if column and timeline is None:
+            return None
+        part = None
+        if timeline is not None:
+            part = Part(dist.get_rank(), stage, column, timeline.take())
+        payload = ({} if column else shipments, part)
+        return pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
 
     # --- what can be seen from outside --------------------------------------------------------
 
@@ -169,10 +185,15 @@ class PipelineRunner:
 
 def _columns() -> list[list[int]]:
     """The global ranks of every column, in stage order, the same on every rank."""
-    mine = list(get_pp_group().ranks)
-    gathered: list = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine, group=_world_cpu_group())
+    gathered = _gather_all(list(get_pp_group().ranks))
     return [list(column) for column in sorted({tuple(found) for found in gathered})]
+
+
+def _gather_all(value: Any) -> list:
+    """Every rank's value, in rank order."""
+    gathered: list = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value, group=_world_cpu_group())
+    return gathered
 
 
 def _world_cpu_group() -> Any:
