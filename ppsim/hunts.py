@@ -40,6 +40,11 @@ def hunt(mutant: Mutant, *, executions: int = 2000, seconds: float = 10.0, first
         seconds: of this process's own time, so that a busy machine changes nothing.
         first: the number of the first execution.
     """
+    with fuzz.in_mode(mutant.mode):
+        return _hunt(mutant, executions, seconds, first)
+
+
+def _hunt(mutant: Mutant, executions: int, seconds: float, first: int) -> Hunt:
     began = time.process_time()
     count = 0
     while count < executions and time.process_time() - began < seconds:
@@ -101,7 +106,7 @@ def rate(mutant: Mutant, strategy: str, *, runs: int, first: int = 0) -> Rate:
     is not counted.
     """
     hits = 0
-    with planted(mutant):
+    with planted(mutant), fuzz.in_mode(mutant.mode):
         for number in range(first, first + runs):
             case = generate.case(number)
             events = 0

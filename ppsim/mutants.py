@@ -39,7 +39,14 @@ class Mutant:
     def layer(self) -> str:
         """Which part of the project it is in."""
         module = self.target.split(":")[0]
+        if module.startswith("ppcore.runtime"):
+            return "runtime"
         return module.rpartition(".")[2] if module.startswith("ppcore") else "host"
+
+    @property
+    def mode(self) -> str:
+        """The mode of `ppsim.fuzz` that runs the code that it is in."""
+        return "real" if self.layer == "runtime" else "core"
 
 
 def _core(name: str, method: str, old: str, new: str) -> Mutant:
@@ -48,6 +55,10 @@ def _core(name: str, method: str, old: str, new: str) -> Mutant:
 
 def _seat(name: str, method: str, old: str, new: str) -> Mutant:
     return Mutant(name, f"ppcore.seat:Seat.{method}", old, new)
+
+
+def _real(name: str, target: str, old: str, new: str) -> Mutant:
+    return Mutant(name, f"ppcore.runtime.{target}", old, new)
 
 
 def _host(name: str, target: str, old: str, new: str) -> Mutant:
@@ -216,6 +227,22 @@ CATALOGUE: tuple[Mutant, ...] = (
            "for part in parts[:1]:"),
     Mutant("recordings-one-stage-after-the-other", "ppcore.saves:_turns",
            "part.per_turn or len(part.values)", "len(part.values)"),
+    # --- the real runtime
+    _real("published-without-a-copy", "link:Link._keep", "return tensor.detach().clone()",
+          "return tensor.detach()"),
+    _real("second-read-is-the-same-object", "mediator:_again", "return tensor.view(tensor.shape)",
+          "return tensor"),
+    _real("write-forgotten-by-a-later-read", "mediator:PPMediator._answer",
+          "self._seen[slot] = lazy.map_tensors(pending.value, lambda path, tensor: tensor.clone())",
+          "pass"),
+    _real("own-error-masked-by-its-consequence", "mediator:PPMediator._report",
+          "if cause is not None:", "if False:"),
+    _real("real-failure-not-told", "link:Link.failed", "if self.transport is not None:", "if False:"),
+    _real("pulls-stay-after-the-wait", "mediator:PPMediator._advance", "self.seat.take()", "pass"),
+    _real("finished-worker-not-reported", "mediator:PPMediator._resume",
+          "self.link.finish(self.worker_id)", "pass"),
+    _real("real-pin-stays-after-the-hit", "mediator:PPMediator._answer",
+          "self.iteration = None", "pass"),
 )  # fmt: skip
 
 #: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.

@@ -99,12 +99,13 @@ def _one(
             how: asdict(hunts.rate(mutant, how, runs=rates)) for how in fuzz.STRATEGIES
         }
     if shrinks and found.killed:
-        with mutants.planted(mutant):
+        with mutants.planted(mutant), fuzz.in_mode(mutant.mode):
             whole = fuzz.finding(found.number)
             assert whole is not None
             small = shrink.shrink(whole)
             least = shortest.shortest(small, seconds=shortest_s)
-        sound = fuzz.execute(small.case, Switches(small.switches)).failure is None
+        with fuzz.in_mode(mutant.mode):
+            sound = fuzz.execute(small.case, Switches(small.switches)).failure is None
         answer |= {
             "length": shrink.length(small), "token": tokens.encode(small.case, small.switches),
             "case": cases.spell(small.case), "switches": [str(s) for s in small.switches],
