@@ -3,9 +3,10 @@
 Two processes, each pinned to a core, are the ranks of a column of two stages. The second stage measures a
 bare exchange (16 bytes there, the payload back, into memory that is there already) over a Unix socket,
 over TCP and over gloo with the receive posted; and a pull through the link, over the direct transport
-and over gloo. Each repetition measures every way once, in an order that rotates, from the same state:
-both ranks idle, the value published. Figures are medians with the 90th percentile and the least beside;
-what counts are the ratios of the medians.
+and over gloo. Each repetition measures every way, in an order that rotates, from the same state: both
+ranks idle, the values published. Small exchanges come in runs, one after the other and each measured.
+Figures are medians with the 90th percentile and the least beside; what counts are the ratios of the
+medians.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from ppcore.runtime.link import Link
 from ppcore.runtime.transport import Transport, connect
 from ppcore.schedule import Schedule
 
-#: Payloads in bytes -> how often each way is measured.
-SMALL = {16: 300, 1024: 300, 16 * 1024: 300, 64 * 1024: 300}
-LARGE = {16 * 1024**2: 20, 64 * 1024**2: 12}
+#: Payloads in bytes, how many repetitions there are of each, and how many exchanges in one.
+SMALL, SMALL_REPETITIONS, SMALL_RUN = (16, 1024, 16 * 1024, 64 * 1024), 15, 20
+LARGE, LARGE_REPETITIONS = (16 * 1024**2, 64 * 1024**2), 15
 
 #: (our way, bare way, payloads, the most that the first may cost in terms of the second)
 BOUNDS = [
@@ -51,7 +52,7 @@ BOUNDS = [
 LOCATION = "model.layers.0.output"
 WORKER = Worker("measured")
 _REQUEST = struct.Struct("<Q8x")
-_WARM_UP = 3
+_WARM_UP = 2
 
 
 def run() -> dict[str, Any]:
@@ -170,9 +171,10 @@ def _owner(store: str, unix: socket.socket, tcp: socket.socket) -> None:
     out, back = (dist.new_group([0, 1], backend="gloo") for _ in range(2))
     ranks = {kind: _Rank(0, found) for kind, found in _transports().items()}
     threads = [
-        threading.Thread(target=_answer_on_socket, args=(found, source)) for found in (unix, tcp)
+        threading.Thread(target=_answer_on_socket, args=(found, source), daemon=True)
+        for found in (unix, tcp)
     ]
-    threads.append(threading.Thread(target=_answer_on_gloo, args=(out, back, source)))
+    threads.append(threading.Thread(target=_answer_on_gloo, args=(out, back, source), daemon=True))
     for thread in threads:
         thread.start()
     orders = [None]
@@ -180,8 +182,8 @@ def _owner(store: str, unix: socket.socket, tcp: socket.socket) -> None:
         dist.broadcast_object_list(orders, src=1)
         if orders[0] is None:
             break
-        kind, size = orders[0]
-        if kind in ranks:
+        kind, size, count = orders[0]
+        for _ in range(count if kind in ranks else 0):
             rank = ranks[kind]
             decision = rank.read()
             rank.core.served(WORKER, decision.place)
@@ -248,12 +250,12 @@ def _puller(store: str, unix: socket.socket, tcp: socket.socket, results: Any) -
             posted.wait()
         return time.perf_counter() - begin
 
-    def prepare(kind: str, size: int) -> Any:
-        dist.broadcast_object_list([(kind, size)], src=1)
-        decision = ranks[kind].read() if kind in ranks else None
-        dist.barrier()  # the value is there
+    def prepare(kind: str, size: int, count: int) -> list[Any]:
+        dist.broadcast_object_list([(kind, size, count)], src=1)
+        decisions = [ranks[kind].read() if kind in ranks else None for _ in range(count)]
+        dist.barrier()  # the values are there
         time.sleep(0.001)  # gloo's threads are idle again
-        return decision
+        return decisions
 
     def pull(kind: str, size: int, decision: Any) -> float:
         rank = ranks[kind]
@@ -278,14 +280,16 @@ def _puller(store: str, unix: socket.socket, tcp: socket.socket, results: Any) -
     order = deque(ways)
     cells = []
     gc.disable()
-    for size, count in {**SMALL, **LARGE}.items():
+    for size in SMALL + LARGE:
+        small = size in SMALL
+        repetitions, run = (SMALL_REPETITIONS, SMALL_RUN) if small else (LARGE_REPETITIONS, 1)
         took: dict[str, list[float]] = {way: [] for way in ways}
-        for repetition in range(_WARM_UP + count):
+        for repetition in range(_WARM_UP + repetitions):
             order.rotate()
             for way in order:
-                seconds = ways[way](size, prepare(way, size))
+                seconds = [ways[way](size, found) for found in prepare(way, size, run)]
                 if repetition >= _WARM_UP:
-                    took[way].append(seconds)
+                    took[way] += seconds
         for way, seconds in took.items():
             cells.append(
                 {
@@ -294,7 +298,7 @@ def _puller(store: str, unix: socket.socket, tcp: socket.socket, results: Any) -
                     "median_us": round(statistics.median(seconds) * 1e6, 1),
                     "least_us": round(min(seconds) * 1e6, 1),
                     "p90_us": round(statistics.quantiles(seconds, n=10)[-1] * 1e6, 1),
-                    "count": count,
+                    "count": len(seconds),
                 }
             )
     results.send(cells)

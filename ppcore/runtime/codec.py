@@ -238,4 +238,4 @@ def _decode_tensor(view: memoryview, at: int) -> tuple[torch.Tensor, int]:
     tensor = torch.frombuffer(raw, dtype=dtype)
     if size >= SHARED and tensor.data_ptr() % _ALIGNMENT:
         tensor = tensor.clone()
-    return tensor.reshape(shape), at + size
+    return tensor if dimensions == 1 else tensor.reshape(shape), at + size
