@@ -9,8 +9,8 @@ an event stand the *effects* that the core asked for. Messages are spelled as ev
     open_round [["r"]]
     start [["r",""]]
     access [["r",""],"a.output",0] = ["answer",[["r",""],0],[0,0],0]
-    pull [[["r",""],0],"a.output","","...",0,[0,0]] = 1
-      send 0 pull [1,["r","",0],"a.output","..."]
+    pull [[["r",""],0],"a.output","(the expression)",0,[0,0]] = 1
+      send 0 pull [1,["r","",0],"a.output","(the expression)"]
     wait [[1]]
     take 0 reply [1]
       landed [1,null]

@@ -340,6 +340,7 @@ def test_two_reads_of_one_visit_are_two_objects_even_when_its_data_is_here(both:
             first.tolist()
             second = model.model.layers[3].mlp.up.output
             third = model.model.layers[3].mlp.up.output
+            assert third is not second
             kept = third.save()
         return kept
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from ppcore import record
 from ppcore.core import Core
 from ppcore.record import EVENTS, Header, Recorder, parse_event
 from ppsim import conform, generate, mutants, world
@@ -169,3 +171,11 @@ def test_a_header_and_events_parse_back(some: list[Records]) -> None:
 def test_what_is_no_event_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not an event|not a message|invalid literal"):
         parse_event(text)
+
+
+def test_the_example_in_the_docstring_is_a_record() -> None:
+    text = inspect.getdoc(record) or ""
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    found = read(lines, "example")
+    assert len(found.steps) == 7 and found.closed
+    assert list(PROPERTIES["replay"](conform.Run([found]))) == []
