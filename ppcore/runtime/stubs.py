@@ -54,6 +54,8 @@ class Stub:
 
     _ppcore_path: str
     _ppcore_info: ModuleInfo
+    #: What the engine had here. A forward that walks through the layers of all stages calls it.
+    _ppcore_placeholder: torch.nn.Module | None
 
     def __getattr__(self, name: str) -> Any:
         info = self.__dict__.get("_ppcore_info")
@@ -64,6 +66,8 @@ class Stub:
         return super().__getattr__(name)  # type: ignore[misc]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ppcore_placeholder is not None:
+            return self._ppcore_placeholder(*args, **kwargs)
         raise RuntimeError(
             f"module {self._ppcore_path!r} belongs to another pipeline stage and was called outside "
             "a traced block"
@@ -91,8 +95,10 @@ def _class(path: str) -> type:
     return made
 
 
-def make(path: str, info: ModuleInfo) -> torch.nn.Module:
-    """A stub for the module at ``path``, without children."""
+def make(
+    path: str, info: ModuleInfo, placeholder: torch.nn.Module | None = None
+) -> torch.nn.Module:
+    """A stub for the module at ``path``, without children, in place of the engine's placeholder."""
     kind = _class(info.class_path)
     stub: Any = kind.__new__(kind)  # type: ignore[call-overload]
     torch.nn.Module.__init__(stub)
@@ -100,6 +106,7 @@ def make(path: str, info: ModuleInfo) -> torch.nn.Module:
         stub.__dict__[name] = value
     stub.__dict__["_ppcore_path"] = path
     stub.__dict__["_ppcore_info"] = info
+    stub.__dict__["_ppcore_placeholder"] = placeholder
     return stub
 
 
@@ -157,7 +164,8 @@ def fill(
             continue
         module = shared.get(aliases.get(path, path))
         if module is None:
-            module = make(path, known[path])
+            there = parent._modules.get(name)
+            module = make(path, known[path], there if isinstance(there, missing) else None)
             shared[aliases.get(path, path)] = module
             made.append(path)
         parent._modules[name] = module

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
+
+#: The first error that a process of an engine reports, which those after it follow from.
+_ERROR = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): .+")
 
 #: Seconds that an engine may take to start, and a call to be answered. Both are far above what was seen (20 s,
 #: 3 s, on a busy machine) and the second far below the deadline of a wait inside the engine.
@@ -33,7 +37,8 @@ class Engine:
         try:
             self.process.wait_ready(timeout_s=START_S)
         except EngineError as error:
-            self.error = str(error)
+            found = _ERROR.search(self.process.log.read_text(errors="replace"))
+            self.error = str(error) if found is None else found[0]
         return self
 
     def call(self, function: Any, *args: Any) -> Any:

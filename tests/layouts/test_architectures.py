@@ -57,7 +57,7 @@ def compared(kind: str, architecture: str, one: Engine, two: Engine) -> tuple[st
     anatomy = ANATOMIES[architecture]
     for name, engine in (("PP=2", two), ("PP=1", one)):
         if engine.error:
-            return f"refused: {name} {last_words(engine.error)}", engine.error
+            return f"refused: {name} {engine.error[:160]}", engine.error
     answers: list[Any] = []
     for engine in (one, two):
         try:
@@ -72,9 +72,3 @@ def compared(kind: str, architecture: str, one: Engine, two: Engine) -> tuple[st
         return "leaves", str(staged.left)
     found = compare(alone.result, staged.result, exact=kind not in BATCHED)
     return ("ok" if found.same else "differs"), "\n".join(found.differences)
-
-
-def last_words(error: str) -> str:
-    """The line of an error that says what is the matter."""
-    said = error.splitlines()[0].partition("did not start: ")[2] or error.splitlines()[0]
-    return said[:160]

@@ -153,3 +153,17 @@ def test_modules_are_listed_at_each_of_their_paths() -> None:
     model.again = model.layers[0]
     paths = [path for path, module in stubs.modules(model, "m") if module is model.layers[0]]
     assert paths == ["m.layers.0", "m.again"]
+
+
+def test_a_forward_that_walks_through_all_layers_gets_what_the_engine_had_there() -> None:
+    class PassesOn(torch.nn.Identity):
+        pass
+
+    stage = Model(2, 4)
+    stage.layers[0] = PassesOn()
+    stubs.fill(stage, "model", known(Model(0, 2), Model(2, 4)), {}, (Missing, PassesOn))
+    assert stubs.is_stub(stage.layers[0]) and isinstance(stage.layers[0], Attention)
+    x = torch.ones(1, 2)
+    assert stage.layers[0](x) is x
+    with pytest.raises(RuntimeError, match=r"'model.layers.0.qkv' belongs to another"):
+        stage.layers[0].qkv(x)

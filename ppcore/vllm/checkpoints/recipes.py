@@ -121,7 +121,7 @@ def _falcon(recipe: Recipe) -> dict[str, Any]:
         "num_hidden_layers": recipe["layers"],
         "num_attention_heads": recipe["heads"],
         "num_kv_heads": recipe["kv_heads"],
-        "ffn_hidden_size": 2 * recipe["hidden"],
+        "ffn_hidden_size": 4 * recipe["hidden"],  # vLLM knows no other
         "max_position_embeddings": recipe["positions"],
         "new_decoder_architecture": True,
         "multi_query": False,
