@@ -54,6 +54,8 @@ class Schedule:
     stages: int
     slots: Mapping[str, tuple[Slot, ...]]
     first: tuple[int, ...]
+    #: Paths of modules that run on several stages for one visit.
+    repeated: frozenset[str] = frozenset()
     _indices: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     # (location, stage) -> its visits within one turn, and those of them on earlier stages.
     _counts: dict[tuple[str, int], tuple[int, int]] = field(
@@ -68,7 +70,9 @@ class Schedule:
             visits: for each stage, the locations that its forward visits, in order, repeats kept.
             split: paths of modules whose forward spans stages (the root, the decoder). Every stage
                 enters them, but to the user they are one module: their input belongs to the first
-                stage that enters and their output to the last.
+                stage that enters and their output to the last. What such a forward runs on every
+                stage outside the layers (a rotary table for all of them) is *repeated*: on one rank
+                it is one visit, and belongs to the first stage that makes it.
         """
         spanning = frozenset(split)
         last_of: dict[str, int] = {}
@@ -77,6 +81,7 @@ class Schedule:
                 last_of[location] = stage
         slots: dict[str, list[Slot]] = {}
         first: list[int] = []
+        repeated: set[str] = set()
         index = 0
         for stage, locations in enumerate(visits):
             first.append(index)
@@ -87,10 +92,16 @@ class Schedule:
                         continue
                     if side != "output" and location in slots:
                         continue
+                elif location in slots and slots[location][0].stage != stage:
+                    above = path.rpartition(".")[0]
+                    if above in spanning or above in repeated:
+                        repeated.add(path)
+                        continue
                 slots.setdefault(location, []).append(Slot(stage, index))
                 index += 1
         first.append(index)
-        return cls(len(visits), {name: tuple(found) for name, found in slots.items()}, tuple(first))
+        found = {name: tuple(made) for name, made in slots.items()}
+        return cls(len(visits), found, tuple(first), frozenset(repeated))
 
     def __contains__(self, location: str) -> bool:
         return location in self.slots or self._slots(location) is not None

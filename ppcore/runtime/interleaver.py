@@ -229,6 +229,20 @@ class PPInterleaver(Interleaver):
                 f"{path!r} spans pipeline stages and cannot be skipped as a whole; skip its layers"
             )
 
+    def check_swap(self, location: str) -> None:
+        """Refuse to replace a value of a module that every stage runs for itself.
+
+        Raises:
+            BlockError: the other stages would go on with their own.
+        """
+        assert self.link is not None
+        path = location.rpartition(".")[0]
+        if path in self.link.core.schedule.repeated:
+            raise BlockError(
+                f"{path!r} runs on every pipeline stage for itself: it can be read, and not written; "
+                "write to what the layers make of it"
+            )
+
     def handle(self, provider: str, value: Any) -> Any:
         recording = self.recording
         if recording is not None:

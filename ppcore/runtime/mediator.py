@@ -178,6 +178,7 @@ class PPMediator(Mediator):
             else:
                 given = lazy.resolve(pending.value)
                 if pending.event is Event.SWAP:
+                    self.interleaver.check_swap(provider)
                     value = batcher.widen(value, self.batch_group, given)
                 else:
                     self.interleaver.check_skip(provider)
@@ -254,6 +255,7 @@ class PPMediator(Mediator):
             }
         slot: Any = (decision.place, location)
         if pending.event is Event.SWAP:
+            self.interleaver.check_swap(location)
             self._seen[slot] = lazy.map_tensors(pending.value, lambda path, tensor: tensor.clone())
             return None, self._resume()
         if pending.event is Event.SKIP:

@@ -132,3 +132,16 @@ def test_local_occurrences_of_all_stages_number_a_turn_without_gaps(
         ]
         assert numbered == list(range(turn * len(slots), (turn + 1) * len(slots)))
         assert [schedule.owner(location, i) for i in numbered] == [slot.stage for slot in slots]
+
+
+def test_what_every_stage_runs_outside_the_layers_is_one_visit_of_the_first() -> None:
+    stage = ["m.input", "m.rotary.input", "m.rotary.table.output", "m.rotary.output"]
+    act = ["m.layers.0.act.output"]
+    visits = [[*stage, *act, *act], [*stage, *act]]
+    schedule = Schedule.build(visits, split=["m", "m.layers"])
+    assert [slot.stage for slot in schedule.slots["m.rotary.output"]] == [0]
+    assert [slot.stage for slot in schedule.slots["m.rotary.table.output"]] == [0]
+    assert schedule.place("m.rotary.output", 1).turn == 1
+    # A module inside a layer that layers share is as often visited as on one rank.
+    assert [slot.stage for slot in schedule.slots["m.layers.0.act.output"]] == [0, 0, 1]
+    assert schedule.repeated == {"m.rotary", "m.rotary.table"}
