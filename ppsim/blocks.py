@@ -169,9 +169,7 @@ class Frame:
     def leaves(self) -> dict[str, list[Box]]:
         """What is saved, each name's leaves in order."""
         return {
-            label: [box for box in found if box is not None]
-            if isinstance(found, list)
-            else [found]
+            label: [box for box in found if box is not None] if isinstance(found, list) else [found]
             for label, found in self.saves.items()
         }
 

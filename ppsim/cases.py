@@ -31,6 +31,7 @@ until a wait of that rank has outlasted its deadline).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ppcore.schedule import Schedule
 
@@ -166,9 +167,9 @@ def homes(case: Case) -> dict[str, list[int]]:
 _SETTINGS = {"eos": 0, "stop": 0, "n": 1, "after": 0}
 
 
-def _settings(words: list[str]) -> dict[str, int]:
+def _settings(words: list[str]) -> dict[str, Any]:
     """The settings that a request's line ends with."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
         if word == "ignore_eos":

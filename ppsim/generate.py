@@ -5,8 +5,9 @@ engine's and of the faults, so that rare combinations come about as often as the
 other.
 
 What is not drawn, because a single rank gives no answer to compare with: a layer skipped by one of
-several requests in a step (nnsight refuses it), in-place edits of parameters, and a call whose result
-an earlier stage needs in the same turn (refused, see the README).
+several requests in a step (nnsight refuses it), in-place edits of parameters; and, because no earlier stage
+can do it, anything that needs the result of a later stage's call before an earlier stage's forward goes
+on in the same turn (see the README).
 """
 
 from __future__ import annotations
@@ -257,7 +258,9 @@ class Writer:
         self.floor = max(self.floor, self.last)
         if draw.random() < 0.5:
             return Write(self._location(), made)
-        return If(made, (self._read(), Save("y", made)))
+        # What was read before must not be edited any more: an earlier stage's forward is past it.
+        self.names.clear()
+        return If(made, (Read("u", self._location()), Save("y", made)))
 
     def _prepared(self, statement: Mix | Derive) -> str:
         """The name of what ``statement`` makes; it is written before the statement at hand."""

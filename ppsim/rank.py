@@ -164,10 +164,14 @@ class Rank:
         yield None
         for workers in list(self.carried.values()):
             for worker in workers:
-                if worker.exception is None and worker.started:
-                    error = self.link.ended_elsewhere(worker.worker)
-                    if error is not None:
-                        yield from worker.abandon(error)
+                if worker.started:
+                    yield from self._abandon(worker)
+
+    def _abandon(self, worker: Seated) -> Steps:
+        """End a worker that raised on another rank, if it has got as far here."""
+        error = self.link.ended_elsewhere(worker.worker)
+        if worker.exception is None and error is not None:
+            yield from worker.abandon(error)
 
     def _visit_all(
         self, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
@@ -260,7 +264,11 @@ class Rank:
         self.core.end(name)
         for worker in self.carried[name]:
             if worker.started:
-                yield from self._go_on(worker)
+                if worker.exception is None:
+                    yield None
+                    # A block that raises everywhere does so here too, with all that it did before.
+                    yield from worker.advance()
+                yield from self._abandon(worker)
 
     def harvest(self, name: str) -> Steps:
         """The scheduler says that the request is over; one that is owed nothing goes at once."""

@@ -80,11 +80,11 @@ class StagedRequests:
         interleaver.reindex()
 
     def _go_on(self, mediator: PPMediator) -> None:
+        self._abandon(mediator)
+        self._advance(mediator)
+
+    def _advance(self, mediator: PPMediator) -> None:
         if mediator.exception is not None:
-            return
-        error = self.link.abandoned(mediator.worker_id)
-        if error is not None:
-            mediator.abandon(error)
             return
         try:
             mediator.advance()
@@ -92,13 +92,17 @@ class StagedRequests:
             mediator.exception = exception
             mediator.pending = None
 
+    def _abandon(self, mediator: PPMediator) -> None:
+        """End a worker that raised on another rank, if it has got as far here."""
+        error = self.link.abandoned(mediator.worker_id)
+        if mediator.exception is None and error is not None:
+            mediator.abandon(error)
+
     def check_abandoned(self) -> None:
         """End the workers that another rank has ended since the round opened."""
         for mediator in self.workers():
-            if mediator.exception is None and mediator.worker is not None:
-                error = self.link.abandoned(mediator.worker_id)
-                if error is not None:
-                    mediator.abandon(error)
+            if mediator.worker is not None:
+                self._abandon(mediator)
 
     # --- the end of a request -----------------------------------------------------------------
 
@@ -113,7 +117,9 @@ class StagedRequests:
         self.link.end(request.id)
         for mediator in request.workers():
             if isinstance(mediator, PPMediator) and mediator.worker is not None:
-                self._go_on(mediator)
+                # A block that raises everywhere does so here too, with all that it did before.
+                self._advance(mediator)
+                self._abandon(mediator)
                 mediator.surface()
                 self.record(mediator)
 

@@ -42,8 +42,10 @@ def test_a_request_whose_client_goes_away_leaves_nothing_at_any_moment() -> None
 
 
 def test_a_plain_request_whose_client_goes_away_is_told_by_the_next_step() -> None:
-    text = HEAD.format(2, 1, 0) + "request A tokens 4\nblock A tap\n" + PULLS.replace(
-        "append out a", "b = derive a 1"
+    text = (
+        HEAD.format(2, 1, 0)
+        + "request A tokens 4\nblock A tap\n"
+        + PULLS.replace("append out a", "b = derive a 1")
     )
     done = runs(text + "fault abort A 10\n")
     assert failures(done) == []

@@ -64,7 +64,9 @@ def test_a_block_that_has_touched_a_value_opens_no_cache() -> None:
 
 def test_the_generator_draws_everything() -> None:
     text = "".join(cases.spell(generate.case(seed)) for seed in range(400))
-    words = "skip cache param put call append blend stop raise n eos after ignore_eos container".split()
+    words = (
+        "skip cache param put call append blend stop raise n eos after ignore_eos container".split()
+    )
     words += "abort die stall late".split()
     assert [word for word in words if f" {word} " not in f" {text} ".replace("\n", " ")] == []
 
