@@ -3,13 +3,18 @@
 Profiles: ``ci`` (half a minute, the same examples and seeds each time) and ``nightly`` (ten minutes,
 seeds from the day). ``--minutes`` overrides a profile's time. A failing case is shrunk, printed with
 its token and the command that replays it, and saved in the folder that ``--save`` names; moved to
-``tests/sim/corpus`` it runs with every test from then on.
+``tests/sim/corpus`` it runs with every test from then on. ``--mode real`` puts the real runtime in the
+core's place (see `ppsim.real`), and ``both`` shares the time.
+
+``--executors reference,sim,real,gloo`` runs each program on these instead, and compares.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +23,8 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from ppsim import cli, fuzz
+from ppsim import cases, cli, fuzz
+from ppsim.failures import Sameness
 from ppsim.strategies import RandomWalk, Switches
 
 from .core_machine import CoreMachine
@@ -61,6 +67,40 @@ def corpus(schedules: int = 300) -> list[str]:
     return failing
 
 
+def compare(options: argparse.Namespace, first: int, minutes: float) -> int:
+    """Run programs on several executors until one differs or the time is up; the exit code."""
+    from ppsim import real  # these need torch and nnsight
+
+    from . import executors
+
+    names = (
+        list(executors.EXECUTORS) if options.executors == "all" else options.executors.split(",")
+    )
+    end = time.monotonic() + 60 * minutes
+    found: executors.Found | None = None
+    with executors.started(names) as comparison:
+        for seed, case in comparison.cases(itertools.count(first)):
+            found = comparison.run(seed, case)
+            if found is not None or time.monotonic() >= end:
+                break
+    for name, tally in comparison.tallies.items():
+        print(f"{name:10} {tally.programs} programs, {tally.per_minute:.0f} a minute")
+    if found is not None:
+        path = options.save / f"fuzz-{found.executor}-{found.seed}.case"
+        path.write_text(cases.spell(found.case))
+        print(
+            f"{found.executor} differs on {found.seed}: {found.text}\n\n{cases.spell(found.case)}"
+        )
+        print(f"{real.source(found.case)}\nsaved as {path}")
+    if options.json:
+        tallies = {
+            name: {"programs": tally.programs, "per_minute": round(tally.per_minute, 1)}
+            for name, tally in comparison.tallies.items()
+        }
+        print(json.dumps({"executors": tallies, "failure": found.text if found else None}))
+    return Sameness.code if found is not None else 0
+
+
 def main() -> int:
     """Run a profile; the exit code is that of `ppsim` for what was found."""
     parser = argparse.ArgumentParser("fuzz", description=__doc__)
@@ -69,8 +109,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the number of the first execution")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--save", type=Path, default=Path("."), help="folder for a failing case")
+    parser.add_argument("--mode", choices=(*fuzz.MODES, "both"), default="core")
+    parser.add_argument("--executors", help="names with commas between, or all")
     options = parser.parse_args()
     profile = PROFILES[options.profile]
+    first = options.seed if options.seed is not None else profile.first
+    minutes = options.minutes or profile.minutes
+    if options.executors:
+        return compare(options, first, minutes)
     began = time.monotonic()
     failing = corpus()
     print(f"corpus: {len(failing)} failing, {time.monotonic() - began:.1f} s", *failing, sep="\n")
@@ -83,10 +129,13 @@ def main() -> int:
     )
     took = time.monotonic() - began
     print(f"state machine: {profile.examples} examples, {took:.1f} s", flush=True)
-    first = options.seed if options.seed is not None else profile.first
-    arguments = ["fuzz", "--seed", str(first), "--minutes", str(options.minutes or profile.minutes)]
-    arguments += ["--save", str(options.save / f"fuzz-{first}.case")]
-    code = cli.main([*arguments, *(["--json"] if options.json else [])])
+    modes = fuzz.MODES if options.mode == "both" else (options.mode,)
+    code = 0
+    for mode in modes:
+        arguments = ["fuzz", "--mode", mode, "--seed", str(first)]
+        arguments += ["--minutes", str(minutes / len(modes))]
+        arguments += ["--save", str(options.save / f"fuzz-{mode}-{first}.case")]
+        code = cli.main([*arguments, *(["--json"] if options.json else [])]) or code
     return code or (1 if failing else 0)
 
 

@@ -52,6 +52,11 @@ def plain(case: Case) -> Case:
     return replace(case, columns=1, faults=(), requests=requests)
 
 
+def model(wanted: Shape) -> Exact:
+    """The whole model of this shape."""
+    return Exact(*wanted)
+
+
 # --- building -------------------------------------------------------------------------------------
 
 
@@ -71,7 +76,7 @@ def column(wanted: Shape) -> list[Stage]:
                 meeting.wait()
                 return gathered
 
-            return Stage(Exact(*wanted), stage, stages, gather)
+            return Stage(model(wanted), stage, stages, gather)
 
         with ThreadPoolExecutor(stages) as pool:
             found = _columns[wanted] = list(pool.map(build, range(stages)))
@@ -80,14 +85,14 @@ def column(wanted: Shape) -> list[Stage]:
 
 def _reference(wanted: Shape) -> Whole:
     if wanted not in _references:
-        _references[wanted] = Whole(Exact(*wanted))
+        _references[wanted] = Whole(model(wanted))
     return _references[wanted]
 
 
 def _client(wanted: Shape) -> Tree:
     if wanted not in _clients:
         with torch.device("meta"):
-            _clients[wanted] = Tree(Exact(*wanted), interleaver=Interleaver())
+            _clients[wanted] = Tree(model(wanted), interleaver=Interleaver())
     return _clients[wanted]
 
 

@@ -7,7 +7,7 @@ rank has. Whoever drives them says how hidden states get from one stage to the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +94,11 @@ class Rank:
         """Install blocks by name, for the requests that name them."""
         for name, payload in blocks.items():
             self.requests.register(name, payload, self.objects, name=name)
+
+    def unregister(self, names: Iterable[str]) -> None:
+        """Forget registered blocks."""
+        for name in names:
+            self.requests.unregister(name)
 
     def step(
         self,

@@ -44,6 +44,8 @@ class Outcome:
     #: For each stage, what it warned of.
     warnings: list[list[str]]
     shipments: list[Shipment] = field(default_factory=list)
+    #: What registered blocks saved.
+    registered: dict[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -72,7 +74,14 @@ def outcomes(answers: list[dict[str, Any]]) -> dict[str, Outcome]:
             made = entry(shipments)
         else:  # the reference's, which has nothing to merge; or nobody traced the request
             made = shipped[0] or {"saves": {}, "error": None}
-        found[name] = Outcome(made["saves"], made["error"], parts[-1][2], warned, shipments)
+        found[name] = Outcome(
+            made["saves"],
+            made["error"],
+            parts[-1][2],
+            warned,
+            shipments,
+            made.get("registered", {}),
+        )
     return found
 
 

@@ -27,7 +27,10 @@ from tests.harness import model as tiny
 class Job:
     """A request: a block (or none), a prompt, and how many tokens to generate.
 
-    ``start`` is the round in which it arrives.
+    Attributes:
+        start: the round in which it arrives.
+        edits: registered blocks that it runs, by name.
+        ignore_eos: whether it goes on after its block has raised or stopped.
     """
 
     id: str
@@ -35,6 +38,12 @@ class Job:
     prompt: list[int]
     max_tokens: int = 1
     start: int = 0
+    edits: dict[str, bytes] = field(default_factory=dict)
+    ignore_eos: bool = False
+
+    def new(self) -> New:
+        """The request as it arrives."""
+        return New(self.id, self.payload, [f"{self.id}.{name}" for name in self.edits])
 
 
 @dataclass
@@ -57,9 +66,16 @@ class Stage:
     Args:
         stage: this rank's stage; 0 on the reference.
         stages: how many there are; None for the reference.
+        rank: the reference's rank, if it is not to have the small model of these tests.
     """
 
-    def __init__(self, stage: int = 0, stages: int | None = None, deadline_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        stage: int = 0,
+        stages: int | None = None,
+        deadline_s: float = 20.0,
+        rank: real.Whole | None = None,
+    ) -> None:
         self.stage, self.stages = stage, stages or 1
         self.last = stage == self.stages - 1
         self.requests: dict[str, Request] = {}
@@ -67,7 +83,7 @@ class Stage:
         self.link: Link | None = None
         self.rank: real.Whole | real.Stage
         if stages is None:
-            self.rank = real.Whole(tiny.build())
+            self.rank = rank or real.Whole(tiny.build())
             return
         self.rank = real.Stage(tiny.build(), stage, stages, self.gather)
         self.link = Link(
@@ -93,18 +109,22 @@ class Stage:
         waiting, number = list(jobs), 0
         self.peak_entries = 0
         over: list[str] = []
+        for job in jobs:
+            self.rank.register({f"{job.id}.{name}": block for name, block in job.edits.items()})
         while waiting or self.requests:
             new = [job for job in waiting if job.start <= number]
             for job in new:
                 waiting.remove(job)
                 self.requests[job.id] = Request(job)
             if self.requests:
-                over = self._round([New(job.id, job.payload) for job in new], over)
+                over = self._round([job.new() for job in new], over)
                 for name in over:
                     request = self.requests.pop(name)
-                    found, warned = self.rank.collect(name, list(request.tokens))
+                    found, warned = self.rank.collect(name, real.Output(list(request.tokens)))
                     shipped[name] = pickle.dumps((found, warned, request.tokens))
             number += 1
+        for job in jobs:
+            self.rank.unregister(f"{job.id}.{name}" for name in job.edits)
         return {"shipped": shipped, "status": self.status()}
 
     def _round(self, new: list[New], finished: list[str]) -> list[str]:
@@ -132,7 +152,8 @@ class Stage:
         for row, (token, request) in enumerate(zip(tokens, batch, strict=bool(tokens))):
             over = len(request.tokens) + 1 >= request.job.max_tokens
             told[row, 0] = token
-            told[row, 1] = over or self.rank.erred(request.job.id)
+            stopped = self.rank.erred(request.job.id) and not request.job.ignore_eos
+            told[row, 1] = over or stopped
         if self.stages > 1:
             dist.broadcast(told, src=self.stages - 1)
         for (token, _), request in zip(told.tolist(), batch, strict=True):

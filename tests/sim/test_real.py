@@ -20,7 +20,7 @@ import torch
 from ppcore.runtime.link import Link
 from ppsim import cases, fuzz, generate, real
 from ppsim.failures import Liveness, Sameness
-from ppsim.real import execute, translate, upstream
+from ppsim.real import translate, upstream
 from ppsim.real.world import Channels
 from ppsim.strategies import RandomWalk, Replay, Switches
 

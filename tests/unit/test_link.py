@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 import torch
 
 from ppcore.core import Available, Core
+from ppcore.errors import Unreachable
 from ppcore.messages import Key, Never, Probe, Pull, Reply, Worker, parse, spell
 from ppcore.runtime import codec, expression
 from ppcore.runtime.link import Link
@@ -110,6 +111,24 @@ def test_what_cannot_be_made_is_answered_never(link: Link) -> None:
     answer = parse(text)
     assert peer == 2 and isinstance(answer, Never) and answer.number == 3
     assert answer.reason.startswith("failed: ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "text"),
+    [
+        ("failed: TypeError: missing 'x'", TypeError, "missing 'x'"),
+        ("failed: Odd: message", Unreachable, "Odd: message"),
+        ("failed: print: message", Unreachable, "print: message"),
+        ("unreachable: its visit never came", Unreachable, "its visit never came"),
+    ],
+)
+def test_what_failed_on_the_owner_is_raised_with_its_type(
+    link: Link, reason: str, kind: type[Exception], text: str
+) -> None:
+    link._refused[7] = reason
+    with pytest.raises(kind) as caught:
+        link.values([7])
+    assert (type(caught.value), str(caught.value)) == (kind, text)
 
 
 def test_a_wait_against_the_rule_is_refused(link: Link) -> None:
