@@ -325,7 +325,7 @@ class Seated(Frame):
 
     def advance(self) -> Steps:
         """A turn of the request has opened here, or the request has ended."""
-        yield from self._reporting(self._advance())
+        return self._reporting(self._advance())
 
     def _advance(self) -> Steps:
         while True:

@@ -1,15 +1,15 @@
-"""``rate``: how fast the simulator is."""
+"""``rate``: how fast the simulator is, alone and beside others."""
 
 from __future__ import annotations
 
 import argparse
-import time
+from typing import Any
 
 from .. import cases, world
 from ..cases import Case
 from ..strategies import RandomWalk
 from . import Answer, Command
-from .run import told
+from .against import HOSTS, hosted, measure
 
 
 def add(command: Command) -> None:
@@ -18,24 +18,43 @@ def add(command: Command) -> None:
     speed.add_argument("--stages", type=int, default=4)
     speed.add_argument("--rounds", type=int, default=4)
     speed.add_argument("--seconds", type=float, default=5.0)
+    speed.add_argument(
+        "--against",
+        default=",".join(HOSTS),
+        help="other simulators to run the same protocol on; those not installed are skipped",
+    )
 
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim rate``."""
     case = rate_case(options.stages, options.rounds)
-    events = executions = 0
-    began = time.process_time()
-    while (took := time.process_time() - began) < options.seconds:
-        done = world.run(case, RandomWalk(executions))
+
+    def own(seed: int) -> int:
+        done = world.run(case, RandomWalk(seed))
         if done.failure is not None:
-            return told(done)
-        events += done.events
-        executions += 1
-    per_second = events / took
-    print(f"{per_second:,.0f} events/s, {executions / took:,.0f} executions/s (one core)")
+            raise done.failure
+        return done.events
+
+    runs = {"ppsim": own}
+    skipped: dict[str, str] = {}
+    for name in filter(None, options.against.split(",")):
+        found = hosted(case, name)
+        if isinstance(found, str):
+            skipped[name] = found
+            print(f"skipped: {found}")
+        else:
+            runs[name] = found
+    rates = measure(runs, options.seconds)
+    mine = rates["ppsim"][0]
+    against: dict[str, Any] = {}
+    for name, (events, executions) in rates.items():
+        beside = "" if name == "ppsim" else f", ppsim is {mine / events:.1f} times as fast"
+        print(f"{name}: {events:,.0f} events/s, {executions:,.0f} executions/s (one core){beside}")
+        if name != "ppsim":
+            against[name] = {"events_per_s": round(events), "ratio": round(mine / events, 2)}
     return 0, {
-        "events_per_s": round(per_second), "executions_per_s": round(executions / took, 1),
-        "stages": options.stages, "rounds": options.rounds,
+        "events_per_s": round(mine), "executions_per_s": round(rates["ppsim"][1], 1),
+        "stages": options.stages, "rounds": options.rounds, "against": against, "skipped": skipped,
     }  # fmt: skip
 
 

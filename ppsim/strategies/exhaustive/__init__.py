@@ -1,4 +1,32 @@
-"""Exhaustive: every schedule of a small case, by the graph of its states."""
+"""Exhaustive: every schedule of a small case, by the graph of its states.
+
+Stateful model checking, after Godefroid, Model Checking for Programming Languages using VeriSoft
+(POPL 1997), with partial-order reduction by persistent sets (Godefroid, Partial-Order Methods for the
+Verification of Concurrent Systems, LNCS 1032). Guarantee: PROVED means that every reachable state of
+the case, up to the reduction, was visited, and that no property fails in any schedule. A search that
+was cut is UNDETERMINED and never "passed".
+
+*States.* `parts` explores each rank and the engine by itself and remembers what each does with each
+input; `search` puts the parts' states together. What a part's state is, `canonical` reads off the
+objects that its threads can reach: 128 bits of hash stand for it, and nothing is left out by hand but
+constants and counters.
+
+*Reduction.* The graph has no cycle, so a set of steps that no one else can interfere with beforehand
+may stand for all steps of a state. Such a set is a single step here, one of these:
+
+* a step of a rank's forward that sends nothing and touches nothing that a listener of this rank can
+  touch (`footprint` looks at what it does touch), unless this rank may die and others learn of it;
+* the engine's step, while no rank can die: between it and the ranks there are only queues;
+* a listener's, where it cannot matter when it comes; see `RankPart.apply`.
+
+A death without any effect that others see before it is the same as one a step earlier. That a block
+raises, or a pull is refused while its worker runs, is taken for granted not to happen until it does;
+then the search starts again without.
+
+*Ends.* Where nothing can move any more a whole `World` is led along the same schedule, and its checks
+decide; one that cannot follow, or comes to another result than the parts, is an error of the search.
+``bounded`` looks at other ranks: it is checked at the end of each round, in each state visited.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +39,7 @@ from ... import cases
 from ...cases import Case
 from ...failures import Failure
 from .footprint import Granted, Grants, Unsound
-from .search import Cut, Search
+from .search import Cut, Graph, Search
 
 
 class Verdict(enum.Enum):
@@ -27,9 +55,16 @@ class Exploration:
     """What an exploration found.
 
     Attributes:
+        states: of the whole that were visited.
+        edges: steps between them.
         diameter: the longest distance of a state from the first.
-        interleavings: how many different schedules there are.
+        interleavings: how many ways lead from the first state to an end: the number of schedules,
+            each step of a thread counted, with those that the reduction tells apart by nothing but
+            the order of steps that commute counted once or more. Without reduction it is the number
+            of all schedules. Either way a thread's first step, which finds nothing to do, is no part.
+        seconds: of processor time.
         schedule: for REFUTED, one that fails.
+        ends: the states in which nothing can move, as one digest each.
     """
 
     name: str
@@ -42,6 +77,7 @@ class Exploration:
     reason: str = ""
     failure: Failure | None = None
     schedule: list[str] = field(default_factory=list)
+    ends: frozenset[bytes] = frozenset()
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -53,15 +89,18 @@ class Exploration:
 
 
 def explore(
-    name: str,
-    case: Case,
-    *,
-    seconds: float = 60.0,
-    states: int = 5_000_000,
-    reduce: bool = True,
-    window: int | None = None,
+    name: str, case: Case, *, seconds: float = 60.0, states: int = 5_000_000, reduce: bool = True
 ) -> Exploration:
-    """Visit every state of a case."""
+    """Visit every state of a case.
+
+    Args:
+        seconds: of processor time, after which the search is cut.
+        states: the most to visit.
+        reduce: whether one order of steps that commute may stand for all.
+
+    Raises:
+        ValueError: the case has several columns, or a fault other than an error or a death at any time.
+    """
     began = time.process_time()
     found = Exploration(name, Verdict.UNDETERMINED)
     grants = Grants(
@@ -69,36 +108,34 @@ def explore(
         raises=any(fault.kind == "raise" for fault in case.faults),
     )
     while True:
-        search = Search(
-            case, reduce=reduce, grants=grants, window=window, end=began + seconds, limit=states
-        )
-        graph = search.graph
+        search = Search(case, reduce=reduce, grants=grants, end=began + seconds, limit=states)
         try:
-            search.run()
+            graph = search.run()
         except Granted as what:
             grants = replace(grants, **{str(what): True})
             continue
         except (Cut, Unsound) as error:
+            graph = search.graph
             found.reason = f"cut: {error}"
         else:
-            if graph.failure is not None:
-                found.verdict, found.failure, found.schedule = (
-                    Verdict.REFUTED,
-                    graph.failure,
-                    graph.schedule,
-                )
-                found.reason = str(graph.failure).splitlines()[0]
-            else:
-                found.verdict = Verdict.PROVED
+            _judge(found, graph)
         break
     found.states = len(graph.edges)
     found.edges = sum(map(len, graph.edges))
-    if found.verdict is Verdict.PROVED:
+    found.ends = frozenset(graph.ends)
+    found.seconds = time.process_time() - began
+    return found
+
+
+def _judge(found: Exploration, graph: Graph) -> None:
+    if graph.failure is not None:
+        found.verdict = Verdict.REFUTED
+        found.failure, found.schedule = graph.failure, graph.schedule
+        found.reason = str(graph.failure).splitlines()[0]
+    else:
+        found.verdict = Verdict.PROVED
         found.diameter = _diameter(graph.edges)
         found.interleavings = _paths(graph.edges)
-    found.seconds = time.process_time() - began
-    found.search = search
-    return found
 
 
 def _diameter(edges: list[list[int]]) -> int:
@@ -142,25 +179,41 @@ def _paths(edges: list[list[int]]) -> int:
     return total
 
 
-def _small(stages: int, tokens: int, body: str, extra: str = "") -> Case:
+def _case(stages: int, tokens: int, body: str, extra: str = "") -> Case:
     return cases.parse(
         f"stages {stages} columns 1 layers 1 shared 0 batching 0\n"
         f"request A tokens {tokens}\n{body}{extra}"
     )
 
 
-_KEEP = "  for :\n    a = read L{0}.out\n    save x a\n"
 _SAVE = "  a = read L{0}.out\n  save x a\n"
 _FORCE = "  a = read L{0}.out\n  if a\n    save x a\n"
 
-#: What ``ppsim explore`` explores. Sizes are what this implementation finishes within a minute.
+
+def _loop(stages: int, tokens: int, extra: str = "") -> Case:
+    """A loop that reads the first and the last stage, edits, forces both ways, and keeps."""
+    last = stages - 1
+    return _case(
+        stages, tokens,
+        "  for :\n    a = read L0.out\n    edit a 3\n    if a\n"
+        f"      b = read L{last}.out\n      c = mix a b\n      append out c\n"
+        "      if c\n        d = read logits\n        save x d\n",
+        extra,
+    )  # fmt: skip
+
+
+#: What ``ppsim explore`` explores: stages x rounds.
 CONFIGURATIONS: dict[str, Case] = {
-    "2x1-save": _small(2, 1, _SAVE.format(1)),
-    "2x1-force-earlier": _small(2, 1, _FORCE.format(0)),
-    "2x1-force-later": _small(2, 1, _FORCE.format(1)),
-    "2x2-force-later": _small(2, 2, _FORCE.format(1)),
-    "2x2-loop": _small(2, 2, _KEEP.format(0)),
-    "2x8-loop": _small(2, 8, _KEEP.format(0)),
-    "3x1-save": _small(3, 1, _SAVE.format(1)),
-    "2x1-crash": _small(2, 1, _SAVE.format(0), "fault die 0 0 0\n"),
+    "2x1-save": _case(2, 1, _SAVE.format(1)),
+    "2x1-force-earlier": _case(2, 1, _FORCE.format(0)),
+    "2x1-force-later": _case(2, 1, _FORCE.format(1)),
+    "2x2-force-later": _case(2, 2, _FORCE.format(1)),
+    "2x1-crash": _case(2, 1, _SAVE.format(0), "fault die 0 0 0\n"),
+    "3x1-save": _case(3, 1, _SAVE.format(1)),
+    "2x8": _loop(2, 8),
+    "3x4": _loop(3, 4),
+    "4x4": _loop(4, 4),
+    "3x3-crash-first": _loop(3, 3, "fault die 0 0 0\n"),
+    "3x3-crash-middle": _loop(3, 3, "fault die 1 0 0\n"),
+    "3x3-crash-last": _loop(3, 3, "fault die 2 0 0\n"),
 }

@@ -3,9 +3,8 @@
 Two moments of a program are one state when nothing that a thread can still reach tells them apart.
 What a generator can reach is where it and the generators below it stand, and the values in their
 frames, the operand stacks (the position in a list that a loop runs over) included: the garbage
-collector's traversal lists all of them. From there [`Canonical`][ppsim.strategies.exhaustive.canonical.Canonical]
-walks the object graph and spells it, with each mutable object numbered at its first visit, so that
-aliases count and addresses do not.
+collector's traversal lists all of them. From there `Canonical` walks the object graph and spells it,
+with each mutable object numbered at its first visit, so that aliases count and addresses do not.
 
 What is constant in a run (the case, the schedule, code), or seen by nobody (counters), is left out.
 Sets are sorted. Dictionaries keep their order, for a loop may see it, save those that nothing loops

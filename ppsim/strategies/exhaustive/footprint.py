@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppcore.core import Core, _Request, _Worker
+from ppcore.messages import Message
 
 if TYPE_CHECKING:
     from ..link import Link
@@ -33,6 +34,10 @@ Touch = tuple[str, Any, Any, bool, bool]
 _noted: list[Touch] | None = None
 
 
+#: The tables of one request.
+_OF_REQUEST = frozenset({"buffer", "waiting", "released", "held", "done", "workers"})
+
+
 class Granted(Exception):
     """A search took for granted that something does not happen in a case, and it did."""
 
@@ -49,11 +54,17 @@ class Grants:
         deaths: a rank may die.
         raises: a worker may raise.
         refusals: a pull may be refused while its worker runs.
+        clears: a published value may go while a peer may still ask for it.
+        answers: an answer may change what was asked for by another number.
+        afterlife: the forward may touch what is left of a request of which it has said done.
     """
 
     deaths: bool = False
     raises: bool = False
     refusals: bool = False
+    clears: bool = False
+    answers: bool = False
+    afterlife: bool = False
 
 
 class Notes:
@@ -65,10 +76,14 @@ class Notes:
     def __init__(self, core: Core, link: Link) -> None:
         self.core = core
         self.touches: list[Touch] = []
+        # The requests of which this rank had said done when the step began.
+        self._over: set[str] = set()
         _watch(core, link)
 
     def __enter__(self) -> Notes:
         global _noted
+        requests = dict.items(self.core._requests)
+        self._over = {name for name, state in requests if _SAID_DONE.__get__(state)}
         _noted = self.touches = []
         return self
 
@@ -77,7 +92,16 @@ class Notes:
         _noted = None
 
     def private(self, grants: Grants) -> bool:
-        """Whether the step that was noted commutes with whatever listeners do before it."""
+        """Whether the forward's step that was noted commutes with all that listeners do before it.
+
+        Raises:
+            Granted: it did what is taken for granted not to happen.
+        """
+        for table, request, _, _, _ in self.touches:
+            if table == "cleared" and not grants.clears:
+                raise Granted("clears")
+            if table in _OF_REQUEST and request in self._over and not grants.afterlife:
+                raise Granted("afterlife")
         asked = dict.keys(self.core._asked)
         fresh = {
             key for table, _, key, changed, there in self.touches
@@ -135,14 +159,23 @@ class Notes:
         state = dict.get(self.core._requests, request)
         return state is None or _SAID_DONE.__get__(state)
 
-    def check(self, grants: Grants) -> None:
+    def check(self, grants: Grants, message: Message | None) -> None:
         """A step of a listener was noted: it must stay away from what is taken for the forward's.
+
+        Args:
+            message: what it took; None for a peer's death.
 
         Raises:
             Granted: it did what is taken for granted not to happen.
             Unsound: it did not stay away.
         """
+        number = getattr(message, "number", None)
         for table, request, key, changed, _ in self.touches:
+            if table == "cleared" and not grants.clears:
+                raise Granted("clears")
+            answers = table in ("asked", "landed", "refused") and changed and message is not None
+            if answers and key != number and not grants.answers:
+                raise Granted("answers")
             if table == "request" and (changed or key == "ended"):
                 raise Unsound(f"a listener touches {key!r} of {request!r}")
             if table in ("worker", "workers") and changed:
@@ -182,12 +215,23 @@ class _Table(dict[Any, Any]):
         self._note(key, True)
         dict.__setitem__(self, key, _converted(key, value))
 
+    def _leaves(self, *values: Any) -> None:
+        """Entries leave a buffer: note it where a peer may still ask for one."""
+        if _noted is not None and any(entry.peers for entry in values):
+            _noted.append(("cleared", self.request, ALL, True, True))
+
     def __delitem__(self, key: Any) -> None:
         self._note(key, True)
+        if self.name == "buffer":
+            self._leaves(dict.__getitem__(self, key))
+        elif self.name == "requests":
+            self._leaves(*dict.values(dict.__getitem__(self, key).buffer))
         dict.__delitem__(self, key)
 
     def pop(self, key: Any, *default: Any) -> Any:
         self._note(key, True)
+        if self.name == "buffer" and dict.__contains__(self, key):
+            self._leaves(dict.__getitem__(self, key))
         return dict.pop(self, key, *default)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
@@ -196,6 +240,8 @@ class _Table(dict[Any, Any]):
 
     def clear(self) -> None:
         self._note(ALL, True)
+        if self.name == "buffer":
+            self._leaves(*dict.values(self))
         dict.clear(self)
 
     def __iter__(self) -> Iterator[Any]:

@@ -2,10 +2,10 @@
 
 Ranks and engine share nothing but queues: messages, hidden states, commands, results. So what a rank
 does next follows from its own state and what it takes in, and need be found out once for each pair
-of the two, however many states of the whole it occurs in. A [`Space`][ppsim.strategies.exhaustive.parts.Space] numbers the states of one
-part by their canonical digest and remembers every move between them. A move that is not known yet is
-made by the real rank: a live one that is in that state, or one that is brought there by making the
-moves that lead to it again.
+of the two, however many states of the whole it occurs in. A `Space` numbers the states of one part by
+their canonical digest and remembers every move between them. A move that is not known yet is made by
+the real rank: a live one that is in that state, or one that is brought there by making the moves that
+lead to it again.
 
 A part is a `World` of which only one rank, or the engine, ever moves; what it tells the others is
 caught on the way out.
@@ -203,14 +203,13 @@ class RankPart(Part):
             case ("step", peer):
                 with self.notes_of:
                     self.run_on(self.ears[peer])
-                self.notes_of.check(self.grants)
                 return False
             case ("take", peer, (message, token)):
                 alone = self._eager(peer, message)
                 self.channels[peer, self.stage, 0].append((message, token))
                 with self.notes_of:
                     self.run_on(self.ears[peer])
-                self.notes_of.check(self.grants)
+                self.notes_of.check(self.grants, message)
                 return alone and not self.outputs
             case ("command", (command, outputs)):
                 self.engine.commands.append(command)
@@ -225,11 +224,10 @@ class RankPart(Part):
         return False
 
     def _forward_alone(self) -> bool:
+        private = self.notes_of.private(self.grants)
         if any(output[0] in ("send", "kill") for output in self.outputs):
             return False
-        if self.outputs and self.mortal:
-            return False
-        return self.notes_of.private(self.grants)
+        return private and not (self.outputs and self.mortal)
 
     def _eager(self, peer: int, message: Message | None) -> bool:
         """Whether taking ``message`` now commutes with all that the others can do before it.
@@ -246,29 +244,37 @@ class RankPart(Part):
             case Release(keys=keys):
                 return all(self._published(peer, key) for key in keys)
             case Reply(number=number) | Never(number=number):
-                return number not in link.origins or number in self._awaited()
+                if self.grants.answers:
+                    return False
+                blocked = self._blocked(Link.wait)
+                awaited = blocked is not None and number in blocked["numbers"]
+                return awaited or number not in link.origins
             case None:
                 return False
         if message.word == "done":
             state = core._requests.get(message.request)  # type: ignore[union-attr]
-            return state is not None and state.said_done
+            return state is not None and state.said_done and not self.grants.afterlife
         if message.word == "held":
-            wait = self.front.wait
-            blocked = getattr(wait, "__qualname__", "").startswith(Link.exchange_held.__qualname__)
-            return blocked and not wait()  # type: ignore[misc]
+            return self._blocked(Link.exchange_held) is not None
         return False
+
+    def _blocked(self, where: Callable[..., Any]) -> dict[str, Any] | None:
+        """What the condition refers to for which the forward is blocked in ``where``, if it is."""
+        wait: Any = self.front.wait
+        if wait is None or wait():
+            return None
+        for _ in range(2):  # the link's own condition is inside of the one that it yields
+            if wait.__qualname__.startswith(f"{where.__qualname__}."):
+                return _cells(wait)
+            wait = _cells(wait).get("condition")
+            if wait is None:
+                return None
+        return None
 
     def _published(self, peer: int, key: Any) -> bool:
         state = self.me.core._requests.get(key.worker.request)
         entry = state.buffer.get(key) if state is not None else None
-        return entry is not None and peer in entry.peers
-
-    def _awaited(self) -> list[int]:
-        wait: Any = self.front.wait
-        if not getattr(wait, "__qualname__", "").startswith(Link.wait.__qualname__) or wait():
-            return []
-        cells = dict(zip(wait.__code__.co_freevars, wait.__closure__, strict=True))
-        return list(cells["numbers"].cell_contents)
+        return entry is not None and peer in entry.peers and not self.grants.clears
 
     def info(self) -> Info:
         listeners = {
@@ -300,6 +306,12 @@ class RankPart(Part):
             [(ear.generator, ear.wait is None, ear.done) for ear in self.ears.values()],
             self.engine.commands, self.engine.outputs, self.dead, self.properties._pulled,
         ]  # fmt: skip
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """The variables that a nested function refers to."""
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 class EnginePart(Part):
@@ -378,6 +390,7 @@ class Space:
         self._numbers: dict[bytes, int] = {}
         # State -> the state and the event from which it was met.
         self._from: list[tuple[int, Event]] = []
+        self.digests: list[bytes] = []
         self.infos: list[Info] = []
         self.moves: list[dict[Event, Move]] = []
         self._pool: OrderedDict[int, Part] = OrderedDict()
@@ -419,6 +432,7 @@ class Space:
         if number is None:
             number = self._numbers[digest] = len(self.infos)
             self._from.append(came)
+            self.digests.append(digest)
             self.infos.append(part.info())
             self.moves.append({})
         self._pool[number] = part

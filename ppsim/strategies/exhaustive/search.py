@@ -40,12 +40,13 @@ class Graph:
 
     Attributes:
         edges: for each state, those that can follow it.
+        ends: the states in which nothing can move, as digests.
     """
 
     edges: list[list[int]] = field(default_factory=list)
     failure: Failure | None = None
     schedule: list[str] = field(default_factory=list)
-    ends: int = 0
+    ends: set[bytes] = field(default_factory=set)
 
 
 class Search:
@@ -54,7 +55,6 @@ class Search:
     Args:
         reduce: follow only one of several steps that commute.
         grants: what may happen.
-        window: the most messages that may be in one channel, None for any number.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class Search:
         *,
         reduce: bool,
         grants: Grants,
-        window: int | None,
         end: float,
         limit: int,
     ) -> None:
@@ -76,13 +75,14 @@ class Search:
         self.case = case
         self.reduce = reduce
         self.grants = grants
-        self.window = window
         self.end = end
         self.limit = limit
         self.graph = Graph()
         self.stages = stages = case.stages
         self.mortal = {fault.stage for fault in case.faults if fault.kind == "die"}
-        canonical = Canonical([*case.requests, *case.faults], (World, Engine, Properties, Case))
+        self.canonical = canonical = Canonical(
+            [*case.requests, *case.faults], (World, Engine, Properties, Case)
+        )
         self.payloads = Payloads(canonical)
         self.spaces = [
             Space(self._rank(stage), canonical, self.payloads) for stage in range(stages)
@@ -281,18 +281,13 @@ class Search:
                 self._wrong(failure, [*self._schedule(here), step[2]])
                 return None
         if not steps:
-            failure = self._at_rest(here)
-            if failure is not None:
+            self.graph.ends.add(self._digest(state))
+            if self._wrong(None, self._schedule(here)) is not None:
                 return None
         for stage in deaths:
             now = list(state)
             self._kill(now, stage)
             found.append((tuple(now), f"die{stage}.0"))
-        if self.window is not None:
-            found = [
-                pair for pair in found
-                if all(len(self.queues[n]) <= self.window for n in pair[0][self.stages + 1 :])
-            ]  # fmt: skip
         return found
 
     def _schedule(self, number: int) -> list[str]:
@@ -309,10 +304,15 @@ class Search:
             *(f"l{s}.0<{p}" for s in stages for p in stages if p != s),
         ]
 
-    def _at_rest(self, here: int) -> Failure | None:
-        """Nothing can move: a whole world, led the same way, says whether all is well."""
-        self.graph.ends += 1
-        return self._wrong(None, self._schedule(here))
+    def _digest(self, state: State) -> bytes:
+        """A state's digest, which does not depend on the order of the search."""
+        parts = [
+            b"" if number == DEAD else space.digests[number]
+            for space, number in zip(self.spaces, state, strict=False)
+        ]
+        queued = [self.queues[number] for number in state[self.stages + 1 :]]
+        things = [[self.payloads.things[payload] for payload in queue] for queue in queued]
+        return self.canonical.digest([parts, things])
 
     def _wrong(self, expected: Failure | None, schedule: list[str]) -> Failure | None:
         """Lead a whole world along ``schedule``; its failure, if it has one.
