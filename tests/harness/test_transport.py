@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ppcore import wire
+from ppcore.errors import SetupError
 from ppcore.runtime.transport import DirectTransport, GlooTransport, Transport, connect, meeting
 from tests.harness.cluster import Cluster
 from tests.harness.stage import Stage
@@ -229,3 +233,69 @@ def test_a_peer_that_is_killed_is_noticed_by_who_only_listens(tmp_path: Path, ki
         assert (peer, bool(why)) == (0, True)
     finally:
         pair.stop()
+
+
+# --- lies, and the choice -------------------------------------------------------------------------
+
+
+def lie(stage: Any, peer: int, raw: bytes) -> None:
+    """Send bytes that no transport would."""
+    end = stage.end
+    if isinstance(end, DirectTransport):
+        end._lines[peer].socket.sendall(raw)
+    else:
+        block = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        dist.send(block, dst=peer, group=end.groups[stage.stage, peer])
+
+
+def drop(stage: Any) -> None:
+    stage.end.close(0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"no frame at all, by any means", "not a frame"),
+        (struct.pack("<4sIQ", b"PPC1", 3, wire.PAYLOAD_LIMIT + 1) + b"abc", "is refused"),
+        (struct.pack("<4sIQ", b"PPC1", wire.TEXT_LIMIT + 1, 0) + b"abc", "is refused"),
+    ],
+    ids=["no header", "payload", "text"],
+)
+def test_a_peer_that_lies_is_gone_with_the_reason(
+    cluster: Cluster, kind: str, raw: bytes, why: str
+) -> None:
+    cluster.each(join, kind)
+    cluster.on(0, send, 1, [("before", 10, 1)])
+    assert cluster.on(1, take, 1) == [arrived("before", 10, 1)]
+    cluster.on(0, lie, 1, raw)
+    ((peer, found),) = cluster.on(1, deaths)
+    assert peer == 0 and why in found
+    cluster.each(drop)
+
+
+def choose(stage: Stage, choice: str, failing: int) -> str:
+    """What a rank ends up with when one rank cannot prove itself to the others."""
+
+    def wrong(key: bytes, *said: bytes) -> bytes:
+        return bytes(32)
+
+    broken = patch.object(meeting, "_proof", wrong) if stage.stage == failing else nullcontext()
+    with patch.object(meeting, "DEADLINE_S", 1.0), broken:
+        try:
+            return type(connect([list(range(stage.stages))], choice)).__name__
+        except SetupError as error:
+            return str(error)
+
+
+def test_if_one_rank_cannot_connect_every_rank_uses_gloo(cluster: Cluster) -> None:
+    for failing in (0, 1):
+        assert cluster.each(choose, "auto", failing) == ["GlooTransport"] * 2
+    assert cluster.each(choose, "auto", -1) == ["DirectTransport"] * 2
+    assert cluster.each(choose, "gloo", -1) == ["GlooTransport"] * 2
+
+
+def test_who_insists_on_sockets_is_told_on_every_rank_why_there_are_none(cluster: Cluster) -> None:
+    one, other = cluster.each(choose, "direct", 1)
+    assert one == other
+    assert one.startswith("transport='direct': the ranks could not connect: stage 0: ")

@@ -109,8 +109,8 @@ def interface_address(host: str | None) -> str:
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             request = struct.pack("256s", name.encode()[:15])
-            found = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
-        return socket.inet_ntoa(found[20:24])
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+        return socket.inet_ntoa(answer[20:24])
     found = socket.gethostbyname(host or socket.gethostname())
     if ipaddress.ip_address(found).is_unspecified:
         raise OSError(f"{found} is every interface and no address")
