@@ -13,16 +13,16 @@ from typing import Any
 from ppsim import world as core
 from ppsim.cases import Case
 from ppsim.strategies import Switches
-from ppsim.world import Strategy
+from ppsim.world import Strategy, World
 
 from . import execute, translate
 
 
-def run(case: Case, how: Strategy, *, record: bool = False) -> Any:
+def run(case: Case, how: Strategy, *, record: bool = False) -> World:
     """Run a case on the real runtime and compare it with one rank.
 
     Returns:
-        The world that it ran in (`ppsim.real.world.World`), which tells and draws itself as the core's
+        The world that it ran in: one of `ppsim.real.world`, which tells and draws itself as the core's
         does. A case that cannot be run here, since a loop of it may turn for ever, has a run of the core
         in its place, without a failure.
     """
@@ -30,7 +30,9 @@ def run(case: Case, how: Strategy, *, record: bool = False) -> Any:
         done = core.run(case, Switches())
         done.failure = None
         return done
-    return execute.execute(case, how, record=record)
+    world: Any = execute.execute(case, how, record=record)
+    found: World = world
+    return found
 
 
 def source(case: Case) -> str:

@@ -264,14 +264,17 @@ def ends(case: Case) -> bool:
 
 def _waits(statements: Sequence[Statement]) -> bool:
     for statement in statements:
-        if isinstance(statement, If | For) and not _waits(statement.body):
+        if not isinstance(statement, If | For):
+            continue
+        if not _waits(statement.body):
             return False
-        open_ended = (
-            isinstance(statement, For) and statement.steps is None and statement.stop is None
-        )
-        if open_ended and not any(isinstance(inner, Read) for inner in statement.body):
+        if _open_ended(statement) and not any(isinstance(s, Read) for s in statement.body):
             return False
     return True
+
+
+def _open_ended(statement: If | For) -> bool:
+    return isinstance(statement, For) and statement.steps is None and statement.stop is None
 
 
 def prompt(case: Case, request: Request) -> list[int]:
