@@ -202,7 +202,9 @@ ANATOMIES: dict[str, Anatomy] = {
         why="latent attention; modules reached by several paths; mixture of experts",
     ),
     "qwen3_next": Anatomy(
-        inner=("post_attention_layernorm", "mlp"), why="linear and full attention in turn"
+        inner=("post_attention_layernorm", "mlp"),
+        settings={"dtype": "bfloat16"},
+        why="linear and full attention in turn; the CPU kernels are for bfloat16",
     ),
     "lfm2": Anatomy(
         inner=("ffn_norm", "feed_forward"),

@@ -199,6 +199,8 @@ def _deepseek(recipe: Recipe) -> dict[str, Any]:
         "num_experts_per_tok": 2,
         "moe_intermediate_size": recipe["hidden"],
         "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
     }
 
 
