@@ -30,7 +30,7 @@ def layout(request: pytest.FixtureRequest, checkpoint: str) -> Iterator[tuple[in
     ).wait()
     assert not engine.error, engine.error
     yield columns, engine.process
-    engine.stop()
+    assert engine.stop() == []
 
 
 @pytest.mark.parametrize("name", TRACES)

@@ -64,7 +64,8 @@ class References:
             try:
                 self.answers[columns] = catalogue_on(engine)
             finally:
-                engine.stop()
+                left = engine.stop()
+            assert left == []
         return self.answers[columns]
 
 
@@ -107,7 +108,8 @@ def answers(
             assert layout.columns == 1 or "CPU SHM communicator disabled for group tp" in said
         yield layout, alone, catalogue_on(engine)
     finally:
-        engine.stop()
+        left = engine.stop()
+    assert left == []
 
 
 def test_every_trace_is_answered_as_on_one_stage(
