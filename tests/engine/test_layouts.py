@@ -1,4 +1,4 @@
-"""Two layouts more than two stages: three of unequal size, and two of two columns. `nox -s engine` has the rest."""
+"""Three stages of unequal size, and two of two columns. `nox -s engine` has the other layouts."""
 
 from __future__ import annotations
 

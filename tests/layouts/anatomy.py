@@ -212,5 +212,4 @@ ANATOMIES: dict[str, Anatomy] = {
         norm="model.embedding_norm",
         why="short convolutions and attention in turn",
     ),
-    "mamba2": Anatomy(layers="backbone.layers", why="no attention"),
 }
