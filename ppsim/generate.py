@@ -275,7 +275,7 @@ class Writer:
         body: tuple[Statement, ...] = (
             self._read(), *self._across(), *self._body(draw.randrange(0, 5), depth + 1)
         )  # fmt: skip
-        if "append" in self.features:
+        if "append" in self.features and self.names:
             body = (*body, Append("out", draw.choice(self.names)))
         form = draw.randrange(4)
         start = draw.randrange(0, 3)

@@ -220,6 +220,9 @@ CATALOGUE: tuple[Mutant, ...] = (
     _host("parameter-lazy-each-time", "seated:Seated._parameter",
           "if location not in self._parameters:", "if True:"),
     _host("aborted-request-stays", "rank:Rank.harvest", "yield from self._forget(name)", "pass"),
+    _host("told-before-it-got-there", "rank:Rank.settle", "yield from worker.advance()",
+          "yield from self._abandon(worker)\n                if worker.exception is None:\n"
+          "                    yield from worker.advance()"),
     _host("deadline-silences-the-stage", "link:Link.exchange_held", "late = error", "raise"),
     _host("own-error-of-any-worker", "rank:Rank.collect", "own = not worker.told", "own = True"),
     _core("deadline-report-without-the-turn", "waits", "if when.turn >= 0", "if False"),
