@@ -164,11 +164,11 @@ def invokes(model: Any, anatomy: Anatomy) -> dict[str, Any]:
 def tokens(model: Any, anatomy: Anatomy) -> dict[str, Any]:
     """Plain requests, and the result of a traced one."""
     alone = []
-    for prompt in PROMPTS:
-        (output,) = model.generate([prompt], temperature=0.0, max_tokens=8, ignore_eos=True)
+    for prompt in PROMPTS[:2]:
+        (output,) = model.generate([prompt], temperature=0.0, max_tokens=6, ignore_eos=True)
         alone.append(list(output.outputs[0].token_ids))
     early = anatomy.layer(EARLY)
-    with model.trace(PROMPT, temperature=0.0, max_tokens=8, ignore_eos=True) as tracer:
+    with model.trace(PROMPTS[2], temperature=0.0, max_tokens=4, ignore_eos=True) as tracer:
         _ = copied(model.get(early).output)
         finished = tracer.result.save()
     return {"alone": alone, "traced": list(finished.outputs[0].token_ids)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ def started(architecture: str) -> tuple[Engine, Engine]:
 def engines(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine, Engine]]:
     one, two = started(request.param)
     yield request.param, one, two
-    left = two.stop() + one.stop()
+    with ThreadPoolExecutor(2) as pool:
+        left = [pid for found in pool.map(Engine.stop, (one, two)) for pid in found]
     # Of an architecture that the kernels refuse, one layout may fail at its start and another hang.
     assert left == [] or one.error or two.error, f"outlived their engine: {left}"
 
