@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import cases, fuzz
+from . import cases, fuzz, small
 from .cases import Case, Request
 from .failures import Failure
 from .programs import Block, For, If, Statement, size
@@ -53,7 +53,7 @@ def weight(case: Case) -> tuple[int, int]:
     settings = 3 * case.stages + 3 * case.columns + case.layers + case.shared
     settings += 3 * bool(case.batching) + 2 * len(case.containers)
     for request in case.requests:
-        settings += 5 + request.tokens
+        settings += 5 + request.tokens + 2 * sum(bool(name) for name, _ in request.blocks)
         settings += sum(getattr(request, name) != default for name, default in _settings(request))
     return 4 * statements(case) + settings + 5 * len(case.faults), numbers
 
@@ -79,6 +79,9 @@ def smaller(case: Case) -> Iterator[Case]:
         for name, _ in request.blocks:
             left = tuple(b for b in request.blocks if b[0] != name)
             yield _put(case, index, replace(request, blocks=left))
+        if request.blocks and not request.traced:
+            traced = (*request.blocks[:-1], ("", request.blocks[-1][1]))
+            yield _put(case, index, replace(request, blocks=traced))
     if case.columns > 1:
         yield replace(case, columns=1, faults=tuple(replace(f, column=0) for f in case.faults))
     if case.shared:
@@ -284,6 +287,14 @@ class _Shrinker:
                     if self.fails(case, [first, one]):
                         return
 
+    def start_small(self) -> None:
+        """Deletions can end in a failure that is small for its kind only: try what is smaller still."""
+        for count in range(1, 3 if length(self.best) > 3 else 0):
+            for case in small.programs(self.best.case, count):
+                if self.fails(case, (), _DRAWN // 4):
+                    self.shrink_switches()
+                    return
+
     def _debug(self) -> None:
         """Delta debugging of the switches: leave out ever smaller parts."""
         part = max(1, len(self.best.switches) // 2)
@@ -316,8 +327,9 @@ def shrink(
         shrinker.shrink_case(0)
         shrinker.shrink_case(_DRAWN)
         shrinker.shrink_switches()
-        while shrinker.shrink_case(0):
+        while shrinker.shrink_case(0) or shrinker.shrink_case(4 * _DRAWN):
             shrinker.shrink_switches()
+        shrinker.start_small()
         shrinker.fails(canonical(shrinker.best.case), shrinker.best.switches, _DRAWN)
     except _OutOfTries:
         pass

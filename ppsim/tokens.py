@@ -10,6 +10,7 @@ The first character is the dictionary's version. A dictionary never changes; ano
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 
 from . import cases
@@ -69,7 +70,7 @@ request B tokens 2
   for :
     a = read L1.out
     a = read L0.out
-engine@l0.0<2l1.0<2l2.0<1l2.0<0l0.0<1@>l1.0<0@>f2.0f0.0@>f1.0f1.0@>f0.0
+engine@>l0<2 f2@1>l1<2 f1@1>l2<1 f2@1>l2<0 f0@1>l0<1 f1@2>l0<1 f1@1>l1<0 f0@1>f1 f1@1>f0
 stages 3 columns 1 layers 1 shared 0 batching 0
 request A tokens 2
   a = read L1.out
@@ -83,7 +84,7 @@ _VERSION = "1"
 
 def encode(case: Case, switches: tuple[Switch, ...] = ()) -> str:
     """The token of a case under a schedule."""
-    text = cases.spell(case) + " ".join(map(str, switches))
+    text = cases.spell(case) + _short(" ".join(map(str, switches)))
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zdict=_DICTIONARIES[_VERSION].encode())
     packed = packer.compress(text.encode()) + packer.flush()
     return _VERSION + base64.urlsafe_b64encode(packed).decode().rstrip("=")
@@ -102,9 +103,22 @@ def decode(token: str) -> tuple[Case, tuple[Switch, ...]]:
     try:
         packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
         *lines, last = unpacker.decompress(packed).decode().split("\n")
-        case, switches = cases.parse("\n".join(lines)), tuple(map(Switch.parse, last.split()))
+        case, switches = (
+            cases.parse("\n".join(lines)),
+            tuple(map(Switch.parse, _long(last).split())),
+        )
     except (ValueError, zlib.error) as error:
         raise ValueError(f"not a token: {token!r}") from error
     if not unpacker.eof or not case.requests:
         raise ValueError(f"not a whole token: {token!r}")
     return case, switches
+
+
+def _short(switches: str) -> str:
+    """Without the column of tasks that are in column 0, as most are."""
+    short = re.sub(r"\b([fl]\d+)\.0(?=\D|$)", r"\1", switches)
+    return short if _long(short) == switches else switches
+
+
+def _long(switches: str) -> str:
+    return re.sub(r"\b([fl]\d+)(?=[@<> ]|$)", r"\1.0", switches)
