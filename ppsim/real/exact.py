@@ -51,15 +51,25 @@ class Affine(nn.Module):
 
 
 class Layer(nn.Module):
-    """``ghost`` is a module that no forward visits."""
+    """A layer.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: of the layer, which its arithmetic depends on.
+        shared: a module that the first layer of every stage has, one object for all of them.
+
+    ``ghost`` is a module that no forward visits.
+    """
+
+    def __init__(self, number: int, shared: nn.Module | None) -> None:
         super().__init__()
+        self.shared = shared
         self.weight = _numbers(number + 2, 3)
         self.mlp = Affine(number)
         self.ghost = Affine(number)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.shared is not None:
+            x = self.shared(x)
         return self.mlp(x + residual + self.weight), (residual + x) % PRIME
 
 
@@ -68,9 +78,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.per_stage = layers
         self.embed = Embed()
-        self.layers = nn.ModuleList([Layer(number) for number in range(stages * layers)])
+        common = Affine(211) if shared else None
+        self.layers = nn.ModuleList(
+            Layer(number, None if number % layers else common) for number in range(stages * layers)
+        )
         self.norm = Affine(101)
-        self.shared = Affine(211) if shared else None
         self.first = self.last = True
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, passed: Any) -> Any:
@@ -79,11 +91,9 @@ class Decoder(nn.Module):
             residual = torch.zeros_like(x)
         else:
             x, residual = passed
-        for number, layer in enumerate(self.layers):
+        for layer in self.layers:
             if isinstance(layer, Missing) or stubs.is_stub(layer):
                 continue
-            if self.shared is not None and number % self.per_stage == 0:
-                x = self.shared(x)  # once on every stage
             # No two locations share memory: what one layer returns and the next one takes would be one
             # tensor on one rank and two where a stage ends in between.
             x, residual = layer(x.clone(), residual.clone())

@@ -108,7 +108,7 @@ class ExactTarget:
         if path[0] == "L":
             return f"model.model.layers[{path[1:]}]"
         return {
-            "S": "model.model.shared",
+            "S": "model.model.layers[0].shared",
             "N": "model.model.norm",
             "E": "model.model.embed",
         }[path]
