@@ -255,6 +255,7 @@ HARD = frozenset(
         "parameter-lazy-each-time",
         "pull-without-its-expression",
         "result-leaves-the-clock",
+        "told-before-it-got-there",
         "waits-if-any-allows-it",
     }
 )
