@@ -125,7 +125,13 @@ class Writer:
         draw = self.draw
         if "call" not in self.features or not self.names or draw.random() > 0.2:
             return []
-        return [Call("q", "E", draw.choice(self.names)), If("q", (Save("q", "q"),))]
+        late: list[Statement] = [
+            Call("q", "E", draw.choice(self.names)), If("q", (Save("q", "q"),)),
+        ]  # fmt: skip
+        if draw.random() < 0.5:
+            before = Call("n", "N", draw.choice(self.names))
+            late = [before, If("n", (Save("n", "n"),)), *late]
+        return late
 
     def _caches(self) -> list[Statement]:
         if "cache" not in self.features:
