@@ -37,8 +37,12 @@ class Engine:
         try:
             self.process.wait_ready(timeout_s=START_S)
         except EngineError as error:
-            found = _ERROR.search(self.process.log.read_text(errors="replace"))
-            self.error = str(error) if found is None else found[0]
+            self.error = str(error).splitlines()[0].partition("did not start: ")[2] or str(error)
+            if (
+                "Engine core initialization failed" in self.error
+            ):  # what a worker said is in the log
+                found = _ERROR.search(self.process.log.read_text(errors="replace"))
+                self.error = found[0] if found else self.error
         return self
 
     def call(self, function: Any, *args: Any) -> Any:
