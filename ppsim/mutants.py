@@ -28,12 +28,14 @@ class Mutant:
         target: dotted path of the function.
         old: the text to replace; must occur once.
         new: the wrong text.
+        seen_in: the mode that shows it, if it is not the one that its layer says.
     """
 
     name: str
     target: str
     old: str
     new: str
+    seen_in: str = ""
 
     @property
     def layer(self) -> str:
@@ -46,7 +48,7 @@ class Mutant:
     @property
     def mode(self) -> str:
         """The mode of `ppsim.fuzz` that runs the code that it is in."""
-        return "real" if self.layer == "runtime" else "core"
+        return self.seen_in or ("real" if self.layer == "runtime" else "core")
 
 
 def _core(name: str, method: str, old: str, new: str) -> Mutant:
@@ -191,7 +193,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     _host("messages-overtake-each-other", "world:World._listen", "channel.popleft()", "channel.pop()"),
     _host("answers-stay-when-lazies-die", "link:Link.flush", "self.landed.pop(number, None)", "pass"),
     _host("failures-elsewhere-not-looked-for", "rank:Rank._check_abandoned",
-          "if error is not None:", "if False:"),
+          "yield from self._abandon(worker)", "pass"),
     _host("ended-elsewhere-leaves-its-pulls", "seated:Seated.abandon",
           "yield from self.link.finish(self.worker)", "yield None"),
     _host("pin-stays-after-the-hit", "seated:Seated._answer", "self.hit()", "pass"),
@@ -201,7 +203,7 @@ CATALOGUE: tuple[Mutant, ...] = (
           "self._seen[slot] = Box(access.node)", "pass"),
     _host("releases-at-the-end-only", "rank:Rank.round", "yield from self.link.flush()", "pass"),
     _host("settles-without-ending", "rank:Rank.settle", "self.core.end(name)", "pass"),
-    _host("settles-nobody", "rank:Rank.settle", "yield from self._go_on(worker)", "pass"),
+    _host("settles-nobody", "rank:Rank.settle", "yield from worker.advance()", "pass"),
     _host("done-before-shipping", "rank:Rank.collect", "shipment = yield from self._ship",
           "yield from self.link.say_done(found[0])\n        shipment = yield from self._ship"),
     _host("done-not-said", "rank:Rank._forget", "yield from self.link.say_done(name)", "yield None"),
@@ -231,6 +233,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("recordings-one-stage-after-the-other", "ppcore.saves:_turns",
            "part.per_turn or len(part.values)", "len(part.values)"),
     # --- the real runtime
+    Mutant("done-again-brings-a-request-back", "ppcore.core:Core.say_done",
+           "state = self._requests.get(request)", "state = self._request(request)", "real"),
     _real("published-without-a-copy", "link:Link._keep", "return tensor.detach().clone()",
           "return tensor.detach()"),
     _real("second-read-is-the-same-object", "mediator:_again", "return tensor.view(tensor.shape)",
