@@ -214,7 +214,8 @@ class Rank:
     ) -> Steps:
         """Offer a location's value to the workers that are parked on this visit of it."""
         ready = [(name, w) for name, workers in batch for w in workers if w.ready(location)]
-        observers = [found for found in self.recordings if found[1].keeps(location)]
+        recordings = self.recordings
+        observers = [r for r in recordings if r[1].keeps(location)] if recordings else recordings
         if self.case.columns > 1 and (ready or observers) and not location.endswith(".skip"):
             yield from self._collective(location)
         for name, worker in ready:
