@@ -4,7 +4,9 @@ detangle and simloop are asyncio event loops that choose which ready callback ru
 one of them as it is: each thread of it becomes an asyncio task, which runs its generator to the next
 yield and lets the loop choose again, or waits for a future until the thread's condition holds. An
 event is the same as in `ppsim.world`: one thread running to its next yield; the checks are the same
-too. Neither is a dependency; one that cannot be imported is named and skipped.
+too. Messages pass through the world's own queues, or (``detangle-network``) as lines through the
+streams of the loop's simulated network, which is how such a simulator is meant to be used; of the two
+only that one delays messages against each other. Neither is a dependency; one that cannot be imported is named and skipped.
 """
 
 from __future__ import annotations
@@ -12,13 +14,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
+import json
 import time
 from collections.abc import Callable
 from typing import Any
 
+from ppcore.messages import Message, parse, spell
+
 from ..cases import Case
 from ..failures import Failure
+from ..link import Wait
 from ..world import Task, World
+
+#: Where a simulated host listens.
+PORT = 7000
 
 
 class Hosted(World):
@@ -28,15 +37,21 @@ class Hosted(World):
         super().__init__(case)
         self._parked: dict[Task, asyncio.Future[None]] = {}
 
+    def advance(self, task: Task) -> Wait:
+        """One event, counted and hashed; what the thread waits for now."""
+        self.events += 1
+        self._mark = 0
+        wait = next(task.generator, None)
+        task.done = task.generator.gi_frame is None  # type: ignore[attr-defined]
+        self.hash = hash((self.hash, task.number, self._mark))
+        return wait
+
     async def drive(self, task: Task) -> None:
         """One thread, as an asyncio task."""
         loop = asyncio.get_running_loop()
         while True:
-            self.events += 1
-            try:
-                wait = next(task.generator)
-            except StopIteration:
-                task.done = True
+            wait = self.advance(task)
+            if task.done:
                 return
             if wait is None or wait():
                 await asyncio.sleep(0)
@@ -62,6 +77,77 @@ class Hosted(World):
         self.properties.at_rest()
 
 
+class Networked(Hosted):
+    """One whose messages are lines in the streams of the loop's own network, a host for each rank."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._writers: dict[tuple[int, int, int], asyncio.StreamWriter] = {}
+        self._under_way = 0
+        self._hearing = 0
+
+    def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
+        self.properties.sent(stage, column, peer, message)
+        self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
+        self._under_way += 1
+        self._writers[stage, peer, column].write(f"{json.dumps(token)} {spell(message)}\n".encode())
+
+    async def _hear(self, name: tuple[int, int, int], reader: asyncio.StreamReader) -> None:
+        """One listener."""
+        task = self._listeners[name]
+        self.advance(task)
+        while line := await reader.readline():
+            token, _, text = line.decode().partition(" ")
+            self.channels[name].append((parse(text), json.loads(token)))
+            while (wait := self.advance(task)) is None:
+                await asyncio.sleep(0)
+            assert not wait()
+            self._under_way -= 1
+
+    async def _serve(self, stage: int, column: int) -> asyncio.AbstractServer:
+        async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = int(await reader.readline())
+            self._hearing += 1
+            await self._hear((peer, stage, column), reader)
+            self._hearing -= 1
+
+        return await asyncio.start_server(met, port=PORT)
+
+    async def _connect(self, stage: int, column: int) -> None:
+        for peer in range(self.case.stages):
+            if peer != stage:
+                _, writer = await asyncio.open_connection(f"rank{peer}.{column}", PORT)
+                writer.write(f"{stage}\n".encode())
+                self._writers[stage, peer, column] = writer
+
+    async def main(self) -> None:
+        spawn = importlib.import_module("detangle").spawn
+        servers = []
+        for stage, column in self.ranks:
+            servers.append(await spawn(self._serve(stage, column), host=f"rank{stage}.{column}"))
+        for stage, column in self.ranks:
+            await spawn(self._connect(stage, column), host=f"rank{stage}.{column}")
+        listeners = set(self._listeners.values())
+        await asyncio.gather(
+            *(
+                spawn(
+                    self.drive(task), host=f"rank{task.name[1:]}" if task.name[0] == "f" else None
+                )
+                for task in self.tasks
+                if task not in listeners
+            )
+        )
+        while self._under_way:
+            await asyncio.sleep(0.01)  # of the loop's own time
+        for writer in self._writers.values():
+            writer.close()
+        while self._hearing:
+            await asyncio.sleep(0.01)
+        for server in servers:
+            server.close()
+        self.properties.at_rest()
+
+
 def _detangle(module: Any, seed: int, world: Hosted) -> None:
     module.run(world.main, seed=seed)
 
@@ -74,19 +160,25 @@ def _simloop(module: Any, seed: int, world: Hosted) -> None:
         loop.close()
 
 
-HOSTS: dict[str, Callable[[Any, int, Hosted], None]] = {"detangle": _detangle, "simloop": _simloop}
+#: Name -> the module, the kind of world, what runs it.
+HOSTS: dict[str, tuple[str, type[Hosted], Callable[[Any, int, Hosted], None]]] = {
+    "detangle": ("detangle", Hosted, _detangle),
+    "detangle-network": ("detangle", Networked, _detangle),
+    "simloop": ("simloop", Hosted, _simloop),
+}
 
 
 def hosted(case: Case, name: str) -> Callable[[int], int] | str:
     """What runs the case once under a simulator and counts events, or why that cannot be done."""
+    package, kind, start = HOSTS[name]
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module(package)
     except ImportError as error:
         return f"{name} cannot be imported: {error}"
 
     def once(seed: int) -> int:
-        world = Hosted(case)
-        HOSTS[name](module, seed, world)
+        world = kind(case)
+        start(module, seed, world)
         return world.events
 
     try:
