@@ -125,7 +125,7 @@ class Properties:
         Where a block raised in one column alone, the columns of its stage gather different values, or
         one waits for the other: nothing on a rank can know of that before the gather.
         """
-        if failure.name not in ("columns-agree", "ends"):
+        if failure.name not in ("columns-agree", "ends", "dead-ends"):
             return failure
         case = self.world.case
         parted = any(
