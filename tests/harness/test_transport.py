@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,7 +18,14 @@ import torch.distributed as dist
 
 from ppcore import wire
 from ppcore.errors import SetupError
-from ppcore.runtime.transport import DirectTransport, GlooTransport, Transport, connect, meeting
+from ppcore.runtime.transport import (
+    SWITCH_S,
+    DirectTransport,
+    GlooTransport,
+    Transport,
+    connect,
+    meeting,
+)
 from tests.harness.cluster import Cluster
 from tests.harness.stage import Stage
 
@@ -293,6 +301,18 @@ def test_if_one_rank_cannot_connect_every_rank_uses_gloo(cluster: Cluster) -> No
         assert cluster.each(choose, "auto", failing) == ["GlooTransport"] * 2
     assert cluster.each(choose, "auto", -1) == ["DirectTransport"] * 2
     assert cluster.each(choose, "gloo", -1) == ["GlooTransport"] * 2
+
+
+def switch_interval_s(stage: Stage) -> float:
+    sys.setswitchinterval(0.005)  # Python's own
+    connect([list(range(stage.stages))])
+    return sys.getswitchinterval()
+
+
+def test_a_rank_that_runs_plain_python_does_not_keep_its_listeners_waiting(
+    cluster: Cluster,
+) -> None:
+    assert cluster.each(switch_interval_s) == pytest.approx([SWITCH_S] * 2)
 
 
 def test_who_insists_on_sockets_is_told_on_every_rank_why_there_are_none(cluster: Cluster) -> None:
