@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import Mediator
 from nnsight.tracing.tracer import _saves
@@ -161,6 +162,7 @@ class StagedRequests:
 
     # --- collecting ---------------------------------------------------------------------------
 
+    @torch.inference_mode()  # recorded edits of what the forward made are carried out here, at the latest
     def collect(
         self, wanted: set[str], finished: set[str], outputs: Mapping[str, Any]
     ) -> dict[str, Shipment]:

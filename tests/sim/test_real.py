@@ -28,7 +28,18 @@ REPO = Path(__file__).resolve().parents[2]
 
 #: What the second mode has found in the runtime, and what was wrong.
 FOUND = {
-    # An abandoned worker stayed parked: its frames kept what it had pulled.
+    # A lazy over a real tensor that is edited afterwards was made outside of inference mode, at the
+    # collect, where torch refuses to edit what the forward made.
+    "an edit behind a mixture of both stages' values": """\
+stages 2 columns 1 layers 1 shared 0 batching 0
+request A tokens 1
+  a = read L0.in
+  b = read L1.in
+  b = mix a b
+  edit a 1
+  save x b
+""",
+    # A call that the owner refuses came home as "unreachable".
     "an error on one stage ends the worker that is parked on another": """\
 stages 2 columns 1 layers 1 shared 0 batching 0
 request A tokens 1
