@@ -6,7 +6,8 @@ yield and lets the loop choose again, or waits for a future until the thread's c
 event is the same as in `ppsim.world`: one thread running to its next yield; the checks are the same
 too. Messages pass through the world's own queues, or (``detangle-network``) as lines through the
 streams of the loop's simulated network, which is how such a simulator is meant to be used; of the two
-only that one delays messages against each other. Neither is a dependency; one that cannot be imported is named and skipped.
+only that one delays messages against each other. Neither is a dependency; one that cannot be imported
+is named and skipped.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from .. import cases, world
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> Answer:
             raise done.failure
         return done.events
 
-    runs = {"ppsim": own}
+    runs: dict[str, Callable[[int], int]] = {"ppsim": own}
     skipped: dict[str, str] = {}
     for name in filter(None, options.against.split(",")):
         found = hosted(case, name)

@@ -34,10 +34,8 @@ LEFT_OUT: dict[type, frozenset[str]] = {
 }
 
 _ATOMS = frozenset({int, bool, str, bytes, float, type(None)})
-_ITERATORS = frozenset(
-    type(iter(kind))
-    for kind in ([], (), range(1), {}, {}.items(), {}.values(), zip(), enumerate([]))
-)
+_ITERABLES: tuple[Any, ...] = ([], (), range(1), {}, {}.items(), {}.values(), zip(), enumerate([]))
+_ITERATORS = frozenset(type(iter(thing)) for thing in _ITERABLES)
 _CODE = (
     types.CodeType, types.ModuleType, types.FrameType, types.BuiltinFunctionType, type,
 )  # fmt: skip

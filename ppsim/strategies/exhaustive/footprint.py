@@ -17,7 +17,7 @@ from ppcore.core import Core, _Request, _Worker
 from ppcore.messages import Message
 
 if TYPE_CHECKING:
-    from ..link import Link
+    from ...link import Link
 
 #: The key of a touch that concerns a whole table.
 ALL = object()
@@ -332,14 +332,14 @@ def _field(kind: type, table: str, name: str) -> property:
 
 class _NotedRequest(_Request):
     __slots__ = ()
-    said_done = _field(_Request, "request", "said_done")  # type: ignore[assignment]
-    ended = _field(_Request, "request", "ended")  # type: ignore[assignment]
+    said_done = _field(_Request, "request", "said_done")
+    ended = _field(_Request, "request", "ended")
 
 
 class _NotedWorker(_Worker):
     __slots__ = ()
-    finished = _field(_Worker, "worker", "finished")  # type: ignore[assignment]
-    touched = _field(_Worker, "worker", "touched")  # type: ignore[assignment]
+    finished = _field(_Worker, "worker", "finished")
+    touched = _field(_Worker, "worker", "touched")
 
 
 def _converted(key: Any, value: Any) -> Any:
