@@ -255,12 +255,12 @@ CATALOGUE: tuple[Mutant, ...] = (
 #: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
 HARD = frozenset(
     {
-        "done-before-the-last-pull",
+        "error-of-the-last-stage",
+        "failures-elsewhere-not-looked-for",
         "parameter-lazy-each-time",
-        "pull-without-its-expression",
-        "result-leaves-the-clock",
-        "told-before-it-got-there",
-        "waits-if-any-allows-it",
+        "real-pin-stays-after-the-hit",
+        "union-of-what-the-last-holds",
+        "write-forgotten-by-a-later-read",
     }
 )
 
