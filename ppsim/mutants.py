@@ -259,6 +259,7 @@ HARD = frozenset(
         "failures-elsewhere-not-looked-for",
         "parameter-lazy-each-time",
         "real-pin-stays-after-the-hit",
+        "told-before-it-got-there",
         "union-of-what-the-last-holds",
         "write-forgotten-by-a-later-read",
     }
