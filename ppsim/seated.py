@@ -157,9 +157,7 @@ class Seated(Frame):
             home = core.home(want.path)
             yield None
             key, owner = core.call(self.worker, want.path, home)
-            after = [
-                node.base.available for node in want.node.unsettled() if node.base is not None
-            ]
+            after = [node.base.available for node in want.node.unsettled() if node.base is not None]
             when = core.due(self.worker, owner, after)
             self._call = (key, want.path)
             if owner == core.stage:

@@ -202,7 +202,10 @@ def test_waits_tell_who_waits_for_what_from_whom(net: Network) -> None:
     net.pull(1, net.touch(1, A), A, "last row")
     net.settle()
     (asking,) = net.cores[1].waits()
-    assert asking == "stage 1 (round 0) waits for 'model.a.output' (r#0, last row) from stage 0, due in turn 0"
+    assert (
+        asking
+        == "stage 1 (round 0) waits for 'model.a.output' (r#0, last row) from stage 0, due in turn 0"
+    )
     (asked,) = net.cores[0].waits()
     assert asked.startswith("stage 1 waits for 'model.a.output' (r#0) from stage 0")
     net.read(0, A, "a")
