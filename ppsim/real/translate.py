@@ -273,6 +273,31 @@ def _waits(statements: Sequence[Statement]) -> bool:
     return True
 
 
+def overtaken(case: Case) -> bool:
+    """Whether a block acts on a call while another one of its request changes values.
+
+    On a stage before the call's module the block is parked until the next turn, and goes on with values
+    that the other has edited meanwhile: a known difference (see `docs/simulator.md`).
+    """
+    for request in case.requests:
+        bodies = [list(_all(body)) for _, body in request.blocks]
+        for number, body in enumerate(bodies):
+            acts = any(isinstance(s, Call) for s in body) and any(
+                isinstance(s, If | Write) for s in body
+            )
+            others = [s for other in (*bodies[:number], *bodies[number + 1 :]) for s in other]
+            if acts and any(isinstance(s, Edit | Blend | Write | Skip) for s in others):
+                return True
+    return False
+
+
+def _all(statements: Sequence[Statement]) -> Iterator[Statement]:
+    for statement in statements:
+        yield statement
+        if isinstance(statement, If | For):
+            yield from _all(statement.body)
+
+
 def _open_ended(statement: If | For) -> bool:
     return isinstance(statement, For) and statement.steps is None and statement.stop is None
 

@@ -217,6 +217,33 @@ def test_a_loop_that_may_never_wait_is_not_run() -> None:
         "request A tokens 2\n  a = read L0.out\n  for :\n    if a\n      b = read L1.out\n"
     )
     assert not translate.ends(cases.parse(text))
+
+
+KNOWN_TO_DIFFER = """
+stages 2 columns 1 layers 1 shared 0 batching 0
+request A tokens 1
+  a = read L0.in
+  edit a 3
+block A tap
+  b = read L0.in
+  n = call N b
+  if n
+    c = derive b 1
+    save d c
+  q = derive b 2
+  save q q
+"""
+
+
+def test_a_block_that_acts_on_a_call_while_another_edits_is_known_to_differ() -> None:
+    assert translate.overtaken(cases.parse(KNOWN_TO_DIFFER))
+
+
+@pytest.mark.parametrize("line", ["  edit a 3\n", "  if n\n    c = derive b 1\n    save d c\n"])
+def test_either_alone_is_the_same_everywhere(line: str) -> None:
+    case = cases.parse(KNOWN_TO_DIFFER.replace(line, ""))
+    assert not translate.overtaken(case)
+    assert real.run(case, RandomWalk(1)).failure is None
     assert run(text).failure is None
 
 
