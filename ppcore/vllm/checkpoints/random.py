@@ -14,7 +14,7 @@ from .store import Progress, assembled, cache_dir, no_progress_bars, silent
 from .tokenizer import BYTES, EOS_ID, merge_count, tokenizer
 
 # Rises when the same parameters would build something else: old cache entries are then not found.
-_FORMAT = 2
+_FORMAT = 3
 # The parameters a random checkpoint was built from, kept inside it.
 _RECIPE = "ppcore-recipe.json"
 # The CPU attention kernels of vLLM know no smaller head.
