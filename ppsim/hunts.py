@@ -35,9 +35,11 @@ class Hunt:
 def hunt(mutant: Mutant, *, executions: int = 2000, seconds: float = 10.0, first: int = 0) -> Hunt:
     """Fuzz the code with the bug in it until a property fails that holds without it.
 
+    Given up after so many executions and so long, whichever comes last.
+
     Args:
-        executions: the most there are.
-        seconds: of this process's own time, so that a busy machine changes nothing.
+        executions: the fewest before it is given up.
+        seconds: the same, of this process's own time, so that a busy machine changes nothing.
         first: the number of the first execution.
     """
     with fuzz.in_mode(mutant.mode):
@@ -47,15 +49,15 @@ def hunt(mutant: Mutant, *, executions: int = 2000, seconds: float = 10.0, first
 def _hunt(mutant: Mutant, executions: int, seconds: float, first: int) -> Hunt:
     began = time.process_time()
     count = 0
-    while count < executions and time.process_time() - began < seconds:
+    while True:
         suspect = None
         with planted(mutant):
-            for number, done in fuzz.executions(first + count, executions - count):
+            for number, done in fuzz.executions(first + count):
                 count += 1
                 if done.failure is not None:
                     suspect = (number, done.failure.name)
                     break
-                if time.process_time() - began >= seconds:
+                if count >= executions and time.process_time() - began >= seconds:
                     break
         if suspect is None:
             break

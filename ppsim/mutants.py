@@ -162,6 +162,8 @@ CATALOGUE: tuple[Mutant, ...] = (
           "*self._send_all(message)[1:]"),
     _core("finished-worker-keeps-pulls-waiting", "finish", "effects += self._refuse(peer, pull)",
           "pass"),
+    _core("a-done-peers-pull-has-no-answer", "_take_done", "effects += self._refuse(peer, pull)",
+          "pass"),
     _core("late-pull-of-a-finished-worker-waits", "_take_pull",
           "if state.said_done or (worker is not None and worker.finished):", "if state.said_done:"),
     _core("death-not-noticed", "peer_died", "if owner == peer:", "if False:"),

@@ -23,8 +23,12 @@ SURVIVORS = 7
 def add(command: Command) -> None:
     """Name the command."""
     bugs = command("mutants", run, "plant every bug of the catalogue and look for it")
-    bugs.add_argument("--executions", type=int, default=2000)
-    bugs.add_argument("--seconds", type=float, default=10.0, help="the most for each hunt")
+    bugs.add_argument(
+        "--executions", type=int, default=2000, help="a bug survives no fewer than these ..."
+    )
+    bugs.add_argument(
+        "--seconds", type=float, default=10.0, help="... and no less time than this of a processor"
+    )
     bugs.add_argument("--seed", type=int, default=0, help="the number of the first execution")
     bugs.add_argument("--only", action="append", help="one mutant, by name; may be repeated")
     bugs.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
