@@ -31,6 +31,7 @@ until a wait of that rank has outlasted its deadline).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from ppcore.schedule import Schedule
@@ -135,17 +136,18 @@ class Case:
         return replace(self, requests=requests)
 
 
-def visits(case: Case) -> list[list[str]]:
+@lru_cache(maxsize=64)
+def visits(case: Case) -> tuple[tuple[str, ...], ...]:
     """What each stage's forward visits, in order."""
-    found: list[list[str]] = []
+    found: list[tuple[str, ...]] = []
     for stage in range(case.stages):
         mine = ["S.out"] if case.shared else []
         for layer in range(stage * case.layers, (stage + 1) * case.layers):
             mine += [f"L{layer}.in", f"L{layer}.skip", f"L{layer}.out"]
         if stage == case.stages - 1:
             mine += ["logits", "samples"]
-        found.append(mine)
-    return found
+        found.append(tuple(mine))
+    return tuple(found)
 
 
 def schedule(case: Case) -> Schedule:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from .blocks import (
     NONE,
@@ -26,7 +28,7 @@ from .blocks import (
 from .cases import Case, Request, visits
 from .engine import Progress, feed
 from .programs import Block
-from .terms import CALL, LAYER, LOGITS, RESULT, SAMPLE, SHARED, term
+from .terms import CALL, LAYER, LOGITS, RESULT, SAMPLE, SHARED, is_recording, term
 from .values import Box, Node, Visit, parameter
 
 
@@ -47,6 +49,22 @@ class Expected:
     error: str | None
     endings: dict[str, dict[str, str]]
     tokens: dict[str, list[int]]
+
+
+class Went(NamedTuple):
+    """What the reference takes from a sequence of the simulated run.
+
+    Attributes:
+        index: its number among all sequences.
+        recomputed: the turns before which it was preempted.
+        turns: how many it had, where it was ended from outside; None otherwise.
+        aborted: whether its client went away.
+    """
+
+    index: int
+    recomputed: frozenset[int]
+    turns: int | None
+    aborted: bool
 
 
 class Lone(Frame):
@@ -129,15 +147,40 @@ class Lone(Frame):
             self._running.close()
 
 
-def expect(case: Case, request: Request, ran: Mapping[str, Progress]) -> Expected:
+def expect(
+    case: Case, request: Request, ran: Mapping[str, Progress], *, fault_at: int = -1
+) -> Expected:
     """Run one request on one rank.
 
     Args:
         ran: sequence -> how it went in the simulated run.
+        fault_at: the step at which the last block raises of itself; -1 for none.
     """
-    runs = {name: _run(case, name, ran[name]) for name in request.sequences()}
+    went = tuple(
+        Went(
+            found.index,
+            frozenset(found.recomputed),
+            len(found.rounds) if found.cut else None,
+            found.aborted,
+        )
+        for found in map(ran.__getitem__, request.sequences())
+    )
+    if is_recording():
+        return _expect.__wrapped__(
+            case, request, went, fault_at
+        )  # its terms are to be explained too
+    return _expect(case, request, went, fault_at)
+
+
+@lru_cache(maxsize=64)
+def _expect(case: Case, request: Request, went: tuple[Went, ...], fault_at: int) -> Expected:
+    # Remembered: many schedules of a case expect the same.
+    runs = {
+        name: _run(case, request, name, ran, fault_at)
+        for name, ran in zip(request.sequences(), went, strict=True)
+    }
     output = term(*[token for _, progress in runs.values() for token in progress.kept])
-    served = not any(progress.aborted for progress in ran.values() if progress.request == request)
+    served = not any(ran.aborted for ran in went)
     saves: dict[str, tuple[str, list[int]]] = {}
     parts: list[dict[str, list[int]]] = []
     endings: dict[str, dict[str, str]] = {}
@@ -161,18 +204,21 @@ def expect(case: Case, request: Request, ran: Mapping[str, Progress]) -> Expecte
     return Expected(saves, parts, error, endings, tokens)
 
 
-def _run(case: Case, name: str, ran: Progress) -> tuple[list[Lone], Progress]:
+def _run(
+    case: Case, request: Request, name: str, ran: Went, fault_at: int
+) -> tuple[list[Lone], Progress]:
     """Run one sequence: its workers, still parked where the model left them, and what it sampled."""
-    request = ran.request
-    progress = Progress(ran.index, request, recomputed=ran.recomputed)
+    progress = Progress(ran.index, request, recomputed=set(ran.recomputed))
     counts: dict[str, int] = {}
     containers = dict(case.containers)
     workers = [
         Lone(name, block, counts, {} if name else containers) for name, block in request.blocks
     ]
+    if workers:
+        workers[-1].fault_at = fault_at
     traced = workers[-1] if request.traced else None
     order = [location for stage in visits(case) for location in stage]
-    while not ran.cut or len(progress.rounds) < len(ran.rounds):
+    while ran.turns is None or len(progress.rounds) < ran.turns:
         if not progress.rounds:
             for worker in workers:
                 worker.resume(None)
@@ -195,7 +241,7 @@ def _run(case: Case, name: str, ran: Progress) -> tuple[list[Lone], Progress]:
                     worker.observe(location, value)
             counts[location] = counts.get(location, 0) + 1
         erred = traced is not None and traced.exception is not None
-        if progress.sampled(value, erred) and not ran.cut:
+        if progress.sampled(value, erred) and ran.turns is None:
             break
     return (workers if progress.rounds else []), progress
 

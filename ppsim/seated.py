@@ -91,8 +91,15 @@ class Seated(Frame):
         yield from self._reporting(self._go(None))
 
     def _go(self, value: Box | None) -> Steps:
+        """Run on with ``value``; answer what the worker parks on while that needs no wait."""
         want = yield from self._resume(value)
-        yield from self._settle(want)
+        del value
+        if isinstance(want, Access):
+            yield None
+            verdict = self.seat.ask(want.location, want.occurrence, passed=self._passed(want))
+            yield from self._apply(verdict, want)
+        elif want is not None:
+            self.seat.need(self._numbers)
 
     def _reporting(self, steps: Steps) -> Steps:
         """Run ``steps``; a worker that raises tells the other ranks and ends here."""
@@ -213,20 +220,20 @@ class Seated(Frame):
 
     # --- what becomes of what it asks for -----------------------------------------------------
 
-    def _settle(self, want: Want | None) -> Steps:
-        """Answer what the worker parked on for as long as that needs no wait."""
-        while want is not None:
-            if not isinstance(want, Access):
-                self.seat.need(self._numbers)
+    def _apply(self, verdict: Verdict, access: Access) -> Steps:
+        """Do what was decided of an access, and of those after it, until one needs a wait."""
+        seat = self.seat
+        while verdict is Verdict.ANSWER:
+            want = yield from self._resume(self._answer(access))
+            if want is None:
                 return
+            if not isinstance(want, Access):
+                seat.need(self._numbers)
+                return
+            access = want
+            del want
             yield None
-            verdict = self.seat.ask(want.location, want.occurrence, passed=self._passed(want))
-            want = yield from self._apply(verdict, want)
-
-    def _apply(self, verdict: Verdict, access: Access) -> Generator[Wait, None, Want | None]:
-        """Do what was decided; the next thing that the worker wants, None once it is parked."""
-        if verdict is Verdict.ANSWER:
-            return (yield from self._answer(access))
+            verdict = seat.ask(access.location, access.occurrence, passed=self._passed(access))
         if verdict is Verdict.LOCAL:
             if access.node is not None and access.node.value is None:
                 wanted = [(base, text) for _, base, text in plan([access.node])]
@@ -235,7 +242,6 @@ class Seated(Frame):
             self.pending = access
         else:
             self.held = access
-        return None
 
     def _passed(self, access: Access) -> bool:
         core = self.link.core
@@ -250,7 +256,8 @@ class Seated(Frame):
         visited = self.link.world.ranks[self.link.where].visited
         return core.schedule.local_occurrence(location, core.stage, turn, visited.get(location, 0))
 
-    def _answer(self, access: Access) -> Generator[Wait, None, Want | None]:
+    def _answer(self, access: Access) -> Box | None:
+        """What the worker is sent for an access that another stage serves."""
         decision = self.seat.decision
         assert decision is not None
         location = access.location
@@ -260,7 +267,7 @@ class Seated(Frame):
             self._seen = {key: box for key, box in self._seen.items() if key[0] == decision.place}
         if access.node is not None:
             self._seen[slot] = Box(access.node)
-            return (yield from self._resume(None))
+            return None
         box = self._seen.get(slot)
         if box is not None:
             self.link.forget(decision.owner, decision.key, [])
@@ -268,8 +275,7 @@ class Seated(Frame):
             when = Available(decision.place.turn, decision.owner)
             base = self.link.base(decision.key, location, decision.owner, when)
             box = self._seen[slot] = Box(Node(None, base))
-            del base
-        return (yield from self._resume(box))
+        return box
 
     # --- the model's side ---------------------------------------------------------------------
 
@@ -341,7 +347,7 @@ class Seated(Frame):
                 passed = self._passed(access)
                 yield None
                 verdict = self.seat.retry(passed=passed)
-                yield from self._settle((yield from self._apply(verdict, access)))
+                yield from self._apply(verdict, access)
 
     def abandon(self, error: str) -> Steps:
         """Another rank ended this worker."""

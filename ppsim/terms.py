@@ -39,6 +39,11 @@ def truth(value: int) -> bool:
     return bool((value >> 7) & 1)
 
 
+def is_recording() -> bool:
+    """Whether how terms come about is remembered."""
+    return _recorded is not None
+
+
 @contextmanager
 def recording() -> Iterator[None]:
     """Remember how terms come about while this is entered."""
