@@ -7,7 +7,7 @@ None means "I can go on", a yielded callable "not before this holds".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ppcore.core import Available, Core
@@ -47,18 +47,22 @@ class Link:
         self.origins: dict[int, tuple[str, Available]] = {}
         self.live: dict[Key, int] = {}
         self.closed = False
+        # How often this round's forward has visited each location here.
+        self.visited: dict[str, int] = {}
         # Whether the forward thread is blocked here, and whether its deadline is over.
         self.waiting = False
         self.expired = False
 
     # --- carrying out what the core says ------------------------------------------------------
 
-    def carry_out(self, effects: Iterable[Effect]) -> Iterable[Wait]:
+    def carry_out(self, effects: Sequence[Effect]) -> Iterable[Wait]:
         """Do what the core said: all but evaluating at once, as the runtime does under its lock.
 
         So messages leave in the order in which they were decided. What a peer asked for is evaluated
         after the lock is let go: others may come in before.
         """
+        if not effects:
+            return ()
         serves: list[Serve] = []
         for effect in effects:
             kind = type(effect)
@@ -149,7 +153,10 @@ class Link:
     def ready(self, numbers: Iterable[int]) -> bool:
         """Whether every one of these pulls is answered."""
         landed, refused = self.landed, self.refused
-        return all(number in landed or number in refused for number in numbers)
+        for number in numbers:
+            if number not in landed and number not in refused:
+                return False
+        return True
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward wait for these pulls."""

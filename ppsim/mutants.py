@@ -186,7 +186,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("shared-visits-of-earlier-stages-forgotten", "ppcore.schedule:Schedule.local_occurrence",
            "if slot.stage < stage", "if False"),
     # --- the loop
-    _host("published-after-the-edit", "seated:Seated._handle",
+    _host("published-after-the-edit", "seated:Seated.handle",
           "yield from link.publish(decision.key, location, value)",
           "self.pending = None; del access; yield from self._go(box); "
           "yield from link.publish(decision.key, location, visit.value); continue"),
@@ -214,7 +214,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     _host("recomputed-turn-not-opened", "rank:Rank.round", "if workers]",
           "if workers and len(self.world.engine.progress[name].rounds) - 1 "
           "not in self.world.engine.progress[name].recomputed]"),
-    _host("result-leaves-the-clock", "seated:Seated._handle", "if known or location in REPLICATED:",
+    _host("result-leaves-the-clock", "seated:Seated.handle", "if known or location in REPLICATED:",
           "if known:"),
     _host("reply-of-the-evaluated-whole", "link:Link._serve",
           "evaluate(effect.expression, token)", "token"),

@@ -41,7 +41,6 @@ class Rank:
 
     Attributes:
         carried: the requests that this rank knows, with their workers, registered ones first.
-        visited: how often this round's forward has visited each location here.
         recordings: the caches that observe this round, each with its request.
         inbox: hidden states from the stage before, in round order.
     """
@@ -56,7 +55,6 @@ class Rank:
         self.last = stage == case.stages - 1
         self.carried: dict[str, list[Seated]] = {}
         self.known: set[str] = set()
-        self.visited: dict[str, int] = {}
         self.recordings: list[tuple[str, Recording]] = []
         self.visits = world.visits[stage]
         self.inbox: list[dict[str, int]] = []
@@ -96,7 +94,7 @@ class Rank:
             if name in self.carried:
                 yield from self.harvest(name)
         self._add(command)
-        self.visited = {}
+        self.link.visited = {}
         batch = [(name, self.carried[name]) for name in command.inputs]
         yield None
         yield from self.link.carry_out(
@@ -196,7 +194,7 @@ class Rank:
             if self._awaited(location, batch):
                 yield from self._visit(location, states, batch)
             else:
-                self.visited[location] = self.visited.get(location, 0) + 1
+                self._visited(location)
         return states
 
     def _awaited(self, location: str, batch: list[tuple[str, list[Seated]]]) -> bool:
@@ -223,9 +221,13 @@ class Rank:
             visit = Visit(states[name])
             yield from worker.handle(location, visit)
             states[name] = visit.value
-        self.visited[location] = self.visited.get(location, 0) + 1
+        self._visited(location)
         for name, found in observers:
             found.observe(location, states[name])
+
+    def _visited(self, location: str) -> None:
+        visited = self.link.visited
+        visited[location] = visited.get(location, 0) + 1
 
     def _collective(self, location: str) -> Steps:
         """The columns of a stage gather a value that a worker waits for."""

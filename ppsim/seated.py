@@ -88,7 +88,10 @@ class Seated(Frame):
         yield None
         self.started = self.alive = True
         self.link.core.start(self.worker)
-        yield from self._reporting(self._go(None))
+        try:
+            yield from self._go(None)
+        except ENDINGS as error:
+            yield from self._failed(error)
 
     def _go(self, value: Box | None) -> Steps:
         """Run on with ``value``; answer what the worker parks on while that needs no wait."""
@@ -101,19 +104,16 @@ class Seated(Frame):
         elif want is not None:
             self.seat.need(self._numbers)
 
-    def _reporting(self, steps: Steps) -> Steps:
-        """Run ``steps``; a worker that raises tells the other ranks and ends here."""
-        try:
-            yield from steps
-        except ENDINGS as error:
-            cause = self.link.abandoned.get(self.worker)
-            if isinstance(error, PPError) and cause is not None:
-                # What it waited for will not come because it raised elsewhere: that is the error.
-                yield from self.abandon(cause.error)
-                return
-            if not isinstance(error, BlockStopped) and not self.told:
-                yield from self.link.failed(self.worker, ending(error))
-            self.end(error)
+    def _failed(self, error: Exception) -> Steps:
+        """The worker raised: it tells the other ranks and ends here."""
+        cause = self.link.abandoned.get(self.worker)
+        if isinstance(error, PPError) and cause is not None:
+            # What it waited for will not come because it raised elsewhere: that is the error.
+            yield from self.abandon(cause.error)
+            return
+        if not isinstance(error, BlockStopped) and not self.told:
+            yield from self.link.failed(self.worker, ending(error))
+        self.end(error)
 
     def end(self, error: Exception) -> None:
         """The block ended with ``error``."""
@@ -251,10 +251,10 @@ class Seated(Frame):
 
     def _at(self, location: str) -> int:
         """Which occurrence the visit that this rank's forward is at, or comes to next, is."""
-        core = self.link.core
-        turn = core.turn(self.worker.request)
-        visited = self.link.world.ranks[self.link.where].visited
-        return core.schedule.local_occurrence(location, core.stage, turn, visited.get(location, 0))
+        link = self.link
+        core = link.core
+        turn, visited = core.turn(self.worker.request), link.visited.get(location, 0)
+        return core.schedule.local_occurrence(location, core.stage, turn, visited)
 
     def _answer(self, access: Access) -> Box | None:
         """What the worker is sent for an access that another stage serves."""
@@ -290,64 +290,65 @@ class Seated(Frame):
 
     def handle(self, location: str, visit: Visit) -> Steps:
         """The forward is at a visit that the worker is parked on: serve it."""
-        yield from self._reporting(self._handle(location, visit))
-        visit.box = None
-
-    def _handle(self, location: str, visit: Visit) -> Steps:
         link = self.link
-        while self.ready(location):
-            access = self.pending
-            decision = self.seat.decision
-            assert access is not None and decision is not None
-            self.hit()
-            known = link.core.knows(location)
-            if known or location in REPLICATED:
-                yield None
-                link.core.served(self.worker, decision.place)
-                self._seen = {}
-            if access.node is None:
-                value = visit.value
-                if visit.box is None:
-                    visit.box = Box(Node(value), visit)
-                box = visit.box
-                if known:
-                    yield from link.publish(decision.key, location, value)
-            else:
-                box = None
-                wanted = plan([access.node])
-                if wanted:
-                    values = yield from link.fetch([(base, text) for _, base, text in wanted])
-                    for (node, _, _), landed in zip(wanted, values, strict=True):
-                        node.settle(landed)
-                visit.value = access.node.evaluate()
-                visit.box = None
-            self.pending = None
-            del access
-            yield from self._go(box)
+        try:
+            while self.ready(location):
+                access = self.pending
+                decision = self.seat.decision
+                assert access is not None and decision is not None
+                self.hit()
+                known = link.core.knows(location)
+                if known or location in REPLICATED:
+                    yield None
+                    link.core.served(self.worker, decision.place)
+                    self._seen = {}
+                if access.node is None:
+                    value = visit.value
+                    if visit.box is None:
+                        visit.box = Box(Node(value), visit)
+                    box = visit.box
+                    if known:
+                        yield from link.publish(decision.key, location, value)
+                else:
+                    box = None
+                    wanted = plan([access.node])
+                    if wanted:
+                        values = yield from link.fetch([(base, text) for _, base, text in wanted])
+                        for (node, _, _), landed in zip(wanted, values, strict=True):
+                            node.settle(landed)
+                    visit.value = access.node.evaluate()
+                    visit.box = None
+                self.pending = None
+                del access
+                yield from self._go(box)
+        except ENDINGS as error:
+            yield from self._failed(error)
+        visit.box = None
 
     # --- turns and ends -----------------------------------------------------------------------
 
     def advance(self) -> Steps:
         """A turn of the request has opened here, or the request has ended."""
-        return self._reporting(self._advance())
-
-    def _advance(self) -> Steps:
-        while True:
-            yield None
-            move = self.seat.go_on()
-            if move is Move.STAY:
-                return
-            if move is Move.WAIT:
-                yield from self.link.wait(list(self.seat.pulls))
-                self.seat.take()
-                yield from self._go(None)
-            else:
-                access, self.held = self.held, None
-                assert access is not None
-                passed = self._passed(access)
+        seat = self.seat
+        try:
+            while True:
                 yield None
-                verdict = self.seat.retry(passed=passed)
-                yield from self._apply(verdict, access)
+                move = seat.go_on()
+                if move is Move.STAY:
+                    return
+                if move is Move.WAIT:
+                    yield from self.link.wait(list(seat.pulls))
+                    seat.take()
+                    yield from self._go(None)
+                else:
+                    access, self.held = self.held, None
+                    assert access is not None
+                    passed = self._passed(access)
+                    yield None
+                    yield from self._apply(seat.retry(passed=passed), access)
+                    del access
+        except ENDINGS as error:
+            yield from self._failed(error)
 
     def abandon(self, error: str) -> Steps:
         """Another rank ended this worker."""

@@ -179,7 +179,8 @@ class World:
             self.runnable.remove(task)
 
     def _wake(self, task: Task) -> None:
-        if task.wait is not None and task.wait():
+        wait = task.wait
+        if wait is not None and wait():
             task.wait = None
             self.runnable.append(task)
 
@@ -198,7 +199,8 @@ class World:
     def commanded(self) -> None:
         """There is a new command."""
         for task in self._forwards.values():
-            self._wake(task)
+            if task.wait is not None:
+                self._wake(task)
 
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         """Put a message into the channel to ``peer``."""
@@ -206,8 +208,11 @@ class World:
         self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
         if self.record:
             self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
-        self.channels[stage, peer, column].append((message, token))
-        self._wake(self._listeners[stage, peer, column])
+        channel = stage, peer, column
+        self.channels[channel].append((message, token))
+        listener = self._listeners[channel]
+        if listener.wait is not None:
+            self._wake(listener)
 
     def _listen(self, stage: int, column: int, peer: int) -> Generator[Wait, None, None]:
         name, held = (peer, stage, column), self._held
