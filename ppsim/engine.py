@@ -301,6 +301,7 @@ class Engine:
         shipments = self._shipments.setdefault(name, {})
         shipments[stage] = shipment
         if len(shipments) == self.world.case.stages:
+            self.world.properties.home(name, list(shipments.values()))
             try:
                 merged = merge([shipments[s] for s in sorted(shipments)])
                 self.outcomes[name] = Outcome(merged)

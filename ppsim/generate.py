@@ -128,6 +128,12 @@ class Writer:
         late: list[Statement] = [
             Call("q", "E", draw.choice(self.names)), If("q", (Save("q", "q"),)),
         ]  # fmt: skip
+        if "raise" in self.features and draw.random() < 0.5:
+            # The last stage gets to what is kept, and to the error, only once the request has ended.
+            late = [
+                late[0], Read("t", self.order[-1]), Derive("t", "t", 1), Blend("t", "q"),
+                Save("z", "t"), Raise(9),
+            ]  # fmt: skip
         if draw.random() < 0.5:
             before = Call("n", "N", draw.choice(self.names))
             late = [before, If("n", (Save("n", "n"),)), *late]
@@ -171,7 +177,7 @@ class Writer:
         constant = draw.randrange(1, 9)
         match kind:
             case "write":
-                return Write(self._location(), one)
+                return self._replace(one) if draw.random() < 0.25 else Write(self._location(), one)
             case "edit":
                 return Edit(one, constant)
             case "blend":
@@ -241,6 +247,12 @@ class Writer:
                 return self._loop(depth)
         return self._read()
 
+    def _replace(self, name: str) -> Statement:
+        """Look at a value, replace it, look again, and carry what is there further down."""
+        location = self._location()
+        self.before += [Read("o", location), Write(location, name), Read("w", location)]
+        return Write(self._location(), "w")
+
     def _skip(self, name: str) -> Statement:
         """Skip a layer that comes later, each once: a second skip of a visit is nnsight's to define."""
         reached = self.order[max(self.position, self.floor)]
@@ -273,13 +285,22 @@ class Writer:
         self.before.append(statement)
         return statement.name
 
+    def _scaled(self, name: str) -> list[Statement]:
+        """Seldom: what a turn reads is combined in place with a parameter, the same one every turn."""
+        if "param" not in self.features or self.draw.random() > 0.3:
+            return []
+        path = self.draw.choice(["N", "E", f"L{self.draw.randrange(self.layers)}"])
+        return [Param("p", f"{path}.w"), Blend(name, "p")]
+
     def _loop(self, depth: int) -> For:
         draw = self.draw
         self.position = 0
         floor, self.floor = self.floor, 0
         # An access first: a loop over nothing but its own values would not end.
+        first = self._read()
         body: tuple[Statement, ...] = (
-            self._read(), *self._across(), *self._body(draw.randrange(0, 5), depth + 1)
+            first, *self._scaled(first.name), *self._across(),
+            *self._body(draw.randrange(0, 5), depth + 1),
         )  # fmt: skip
         if "append" in self.features and self.names:
             body = (*body, Append("out", draw.choice(self.names)))

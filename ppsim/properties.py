@@ -6,11 +6,12 @@
 ``wait-rule``      a forward waits only for a place strictly smaller than its own (round, stage)
 ``rest``           when everything has ended, nothing is left of it on any rank
 ``bounded``        a value stays published only while a peer may still ask for it
-``once``           a value crosses to a rank at most once for each expression
+``once``           a value crosses to a rank at most once for each expression, and a saved one
+                   comes home from one stage
 ``columns-agree``  the columns of a stage gather the same values
 ``dead-ends``      a rank that dies ends every wait (``ends``, in a run with a death)
 ``told``           a block that ends with an error on one rank tells every other, before that rank
-                   is done
+                   is done; one that hears of it ends the block in the round that it is in
 ``deadline``       a wait that outlasts its deadline says which rank waits, in which round, and
                    what for
 =================  ============================================================================
@@ -40,10 +41,11 @@ from .oracle import Expected, expect
 from .terms import explain
 
 if TYPE_CHECKING:
-    from ppcore.saves import Merged
+    from ppcore.saves import Merged, Shipment
 
     from .link import Link
     from .rank import Rank
+    from .seated import Seated
     from .world import World
 
 
@@ -55,6 +57,8 @@ class Properties:
         self._pulled: set[tuple[int, int, int, object, str, str]] = set()
         self._told: set[tuple[int, int, int, Worker]] = set()
         self.most_buffered = 0
+        # Rank -> workers that have failed elsewhere, as it knew when its forward was through.
+        self._failed: dict[tuple[int, int], list[Seated]] = {}
         # Requests (their parents) of which a wait outlasted its deadline.
         self._late: set[str] = set()
 
@@ -108,6 +112,15 @@ class Properties:
         if not rank.last:
             raise Leak("once", f"stage {rank.stage} pulls {label!r} to ship it")
 
+    def home(self, name: str, shipments: Sequence[Shipment]) -> None:
+        """``once``: every stage has shipped its share of a request's saves."""
+        if self.world.dead:
+            return  # what the dead had shipped counts for nothing
+        shipped = [leaf for shipment in shipments for leaf in shipment.leaves]
+        twice = sorted({leaf for leaf in shipped if shipped.count(leaf) > 1})
+        if twice:
+            raise Leak("once", f"several stages ship {twice} of {name!r}")
+
     def expired(self, link: Link, request: str, text: str) -> None:
         """``deadline``: a wait of a rank ended by its deadline, with this report."""
         self._late.add(self.world.requests[request].name)
@@ -144,8 +157,28 @@ class Properties:
                     return True
         return False
 
+    def passed(self, rank: Rank) -> None:
+        """A rank's forward is through with its stage; what it knows by now is not for the next."""
+        link = rank.link
+        if link.abandoned:
+            self._failed[rank.stage, rank.column] = [
+                worker
+                for workers in rank.carried.values()
+                for worker in workers
+                if worker.started
+                and worker.exception is None
+                and link.ended_elsewhere(worker.worker) is not None
+            ]
+
     def closed(self, rank: Rank) -> None:
-        """``bounded``: a round is over; nothing is published here that nobody can ask for."""
+        """A round is over. ``bounded``: nothing is published here that nobody can ask for. ``told``:
+        what had failed elsewhere, as this rank knew, has ended here."""
+        for worker in self._failed.pop((rank.stage, rank.column), ()):
+            if worker.exception is None:
+                raise Liveness(
+                    "told",
+                    f"stage {rank.stage} was told that {worker.worker} failed, and runs it on",
+                )
         if rank.link.lost:
             raise Leak("bounded", f"stage {rank.stage} keeps releases to itself: {rank.link.lost}")
         for name, state in rank.core._requests.items():
@@ -166,6 +199,9 @@ class Properties:
         worker = state.workers.get(key.worker.block)  # type: ignore[attr-defined]
         if worker is None or worker.next_access <= key.access:  # type: ignore[attr-defined]
             # A block that ended early on that rank alone ends the request; its values may stay so long.
+            return True
+        if self.world.dead and key.worker in other.link.abandoned:  # type: ignore[attr-defined]
+            # The rank that raised would be excused so; it is gone, and what it said holds on.
             return True
         if key in other.link.live:
             return True
@@ -319,6 +355,34 @@ class Properties:
             )
         if words and error is None:
             raise Sameness("sameness", f"{request.name} met {words} and ends without an error")
+        if outcome.merged is not None and outcome.merged.error == "raise:fault":
+            self._bound_before(request, outcome.merged)
+
+    def _bound_before(self, request: Request, merged: Merged) -> None:
+        """What comes home of a block that raised by a fault is what it had bound by then on one rank."""
+        case, progress = self.world.case, self.world.engine.progress
+        faults = [f for f in case.faults if f.kind == "raise" and f.request == request.name]
+        steps = {fault.at for fault in faults if fault.column == 0}
+        if len(steps) != 1 or len(request.sequences()) > 1 or request.name in self._late:
+            return
+        block = request.blocks[-1][0]
+        expected = expect(case, request, progress, fault_at=steps.pop())
+        found = {
+            label: shape
+            for label, shape in json.loads(merged.skeleton).items()
+            if label.startswith(f"0/{block}/")
+        }
+        bound = {
+            label: shape
+            for label, (shape, _) in expected.saves.items()
+            if label.startswith(f"0/{block}/")
+        }
+        if found != bound:
+            raise Sameness(
+                "sameness",
+                f"{request.name} had bound {sorted(bound.items())} where it raised, and brings home "
+                f"{sorted(found.items())}",
+            )
 
 
 def _differing_parts(

@@ -119,6 +119,7 @@ class Rank:
         if not self.last:
             self.world.hand_on(self.stage, self.column, states)
             states = {}
+        self.world.properties.passed(self)
         yield from self._check_abandoned()
         if self.last:
             yield from self._sample(command, states, batch)
