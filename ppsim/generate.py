@@ -91,7 +91,7 @@ class Writer:
         self.names, self.called, self.parameters = [], [], []
         self.registered = registered
         head = self._caches()
-        body = (*head, *self._across(), *self._body(length, 0))
+        body = (*head, *(self._scaled() or (*self._across(), *self._body(length, 0))))
         tail: list[Statement] = []
         for name in [*self.names[-3:], *self.called[-1:], *self.parameters[-1:]]:
             if self.draw.random() < 0.5:
@@ -119,11 +119,20 @@ class Writer:
             Mix("m", "e", "l"), If("m", (Save("m", "m"),)),
         ]  # fmt: skip
 
+    def _scaled(self) -> list[Statement]:
+        """Seldom, as the whole block: what each turn reads is combined in place with a parameter."""
+        draw = self.draw
+        if not {"for", "param"} <= self.features or draw.random() > 0.2:
+            return []
+        read = self._read()
+        body = (read, Param("p", draw.choice(["E.w", "N.w"])), Blend(read.name, "p"))
+        return [For(0, None, None, (*body, Append("out", read.name)))]
+
     def _late(self) -> list[Statement]:
         """Seldom, at the end: a branch on what an early stage makes of a value that may be late, which
         a later stage has to wait for until the next turn opens."""
         draw = self.draw
-        if "call" not in self.features or not self.names or draw.random() > 0.2:
+        if "call" not in self.features or not self.names or draw.random() > 0.3:
             return []
         late: list[Statement] = [
             Call("q", "E", draw.choice(self.names)), If("q", (Save("q", "q"),)),
@@ -285,22 +294,13 @@ class Writer:
         self.before.append(statement)
         return statement.name
 
-    def _scaled(self, name: str) -> list[Statement]:
-        """Seldom: what a turn reads is combined in place with a parameter, the same one every turn."""
-        if "param" not in self.features or self.draw.random() > 0.3:
-            return []
-        path = self.draw.choice(["N", "E", f"L{self.draw.randrange(self.layers)}"])
-        return [Param("p", f"{path}.w"), Blend(name, "p")]
-
     def _loop(self, depth: int) -> For:
         draw = self.draw
         self.position = 0
         floor, self.floor = self.floor, 0
         # An access first: a loop over nothing but its own values would not end.
-        first = self._read()
         body: tuple[Statement, ...] = (
-            first, *self._scaled(first.name), *self._across(),
-            *self._body(draw.randrange(0, 5), depth + 1),
+            self._read(), *self._across(), *self._body(draw.randrange(0, 5), depth + 1)
         )  # fmt: skip
         if "append" in self.features and self.names:
             body = (*body, Append("out", draw.choice(self.names)))
