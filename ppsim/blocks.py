@@ -119,7 +119,7 @@ class Recording:
 
 
 #: Statements for which a block may have to wait.
-_ASKING = frozenset({Read, Write, Skip, Param, Blend, Call, If, For})
+_ASKING = frozenset({Read, Write, Skip, Param, Blend, Call, If})
 
 Want = Access | Force | Use | Parameter
 Running = Generator[Want, Box | None, None]
@@ -195,7 +195,10 @@ class Frame:
                 if self.fault_at == 0:
                     raise BlockRaised("fault")
                 self.fault_at -= 1
-            if type(statement) in _ASKING:
+            kind = type(statement)
+            if kind is For:
+                yield from self._loop(statement)  # type: ignore[arg-type]
+            elif kind in _ASKING:
                 yield from self._asking(statement)
             else:
                 self._plain(statement)
@@ -204,16 +207,6 @@ class Frame:
         """Do a statement that needs nothing of the driver."""
         names = self.names
         match statement:
-            case Cache(label, inputs, paths):
-                if self.touched:
-                    raise BlockRaised("cache")
-                self.recordings[label] = Recording(inputs, paths)
-            case Put(label, slot, name):
-                found = self.saves.get(label)
-                if name in names and isinstance(found, list):
-                    if slot >= len(found):
-                        raise BlockRaised("index")
-                    found[slot] = names[name]
             case Edit(name, constant):
                 if name in names:
                     names[name].edit(operation((EDIT, constant), names[name].node))
@@ -231,6 +224,16 @@ class Frame:
                     found = self.saves.setdefault(label, [])
                     if isinstance(found, list):
                         found.append(names[name])
+            case Cache(label, inputs, paths):
+                if self.touched:
+                    raise BlockRaised("cache")
+                self.recordings[label] = Recording(inputs, paths)
+            case Put(label, slot, name):
+                found = self.saves.get(label)
+                if name in names and isinstance(found, list):
+                    if slot >= len(found):
+                        raise BlockRaised("index")
+                    found[slot] = names[name]
             case Stop():
                 raise BlockStopped
             case Raise(code):
@@ -274,8 +277,6 @@ class Frame:
                         yield Force([node])
                     if truth(node.evaluate()):
                         yield from self._run(body)
-            case For():
-                yield from self._loop(statement)
 
     def _loop(self, loop: For) -> Running:
         previous = self.iteration

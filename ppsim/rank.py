@@ -161,6 +161,8 @@ class Rank:
 
     def _check_abandoned(self) -> Steps:
         yield None
+        if not self.link.abandoned:
+            return
         for workers in list(self.carried.values()):
             for worker in workers:
                 if worker.started:

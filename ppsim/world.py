@@ -139,12 +139,12 @@ class World:
 
     def run(self, strategy: Strategy) -> World:
         """Run to the end; what went wrong, if anything did, is in ``failure`` afterwards."""
-        runnable, choose = self.runnable, strategy.choose
+        runnable, choose, step, limit = self.runnable, strategy.choose, self.step, self.limit
         try:
             while runnable:
-                if self.events >= self.limit:
-                    raise Liveness("ends", f"still running after {self.limit} events")
-                self.step(choose(self))
+                if self.events >= limit:
+                    raise Liveness("ends", f"still running after {limit} events")
+                step(choose(self))
             self.properties.at_rest()
         except Failure as failure:
             self.failure = self.properties.unexcused(failure)
