@@ -229,11 +229,11 @@ class Frame:
                     raise BlockRaised("cache")
                 self.recordings[label] = Recording(inputs, paths)
             case Put(label, slot, name):
-                found = self.saves.get(label)
-                if name in names and isinstance(found, list):
-                    if slot >= len(found):
+                slots = self.saves.get(label)
+                if name in names and isinstance(slots, list):
+                    if slot >= len(slots):
                         raise BlockRaised("index")
-                    found[slot] = names[name]
+                    slots[slot] = names[name]
             case Stop():
                 raise BlockStopped
             case Raise(code):

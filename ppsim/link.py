@@ -153,10 +153,7 @@ class Link:
     def ready(self, numbers: Iterable[int]) -> bool:
         """Whether every one of these pulls is answered."""
         landed, refused = self.landed, self.refused
-        for number in numbers:
-            if number not in landed and number not in refused:
-                return False
-        return True
+        return all(number in landed or number in refused for number in numbers)
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward wait for these pulls."""

@@ -55,13 +55,13 @@ class Went(NamedTuple):
     """What the reference takes from a sequence of the simulated run.
 
     Attributes:
-        index: its number among all sequences.
+        number: its position among all sequences.
         recomputed: the turns before which it was preempted.
         turns: how many it had, where it was ended from outside; None otherwise.
         aborted: whether its client went away.
     """
 
-    index: int
+    number: int
     recomputed: frozenset[int]
     turns: int | None
     aborted: bool
@@ -208,7 +208,7 @@ def _run(
     case: Case, request: Request, name: str, ran: Went, fault_at: int
 ) -> tuple[list[Lone], Progress]:
     """Run one sequence: its workers, still parked where the model left them, and what it sampled."""
-    progress = Progress(ran.index, request, recomputed=set(ran.recomputed))
+    progress = Progress(ran.number, request, recomputed=set(ran.recomputed))
     counts: dict[str, int] = {}
     containers = dict(case.containers)
     workers = [
