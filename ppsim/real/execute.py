@@ -44,12 +44,13 @@ def shape(case: Case) -> Shape:
 
 
 def plain(case: Case) -> Case:
-    """The case without what this mode leaves out: columns, faults, and the engine's rarer settings."""
+    """The case without what this mode leaves out: columns, most faults, the engine's rarer settings."""
     requests = tuple(
         Request(request.name, request.tokens, request.blocks, request.ignore_eos)
         for request in case.requests
     )
-    return replace(case, columns=1, faults=(), requests=requests)
+    faults = tuple(f for f in case.faults if f.kind == "raise" and f.column == 0)
+    return replace(case, columns=1, faults=faults, requests=requests)
 
 
 def model(wanted: Shape) -> Exact:
@@ -182,6 +183,11 @@ def execute(case: Case, how: Strategy, *, record: bool = False) -> World:
 def _sameness(world: World) -> Failure | None:
     expected = reference(world.case, world.blocks, world.commands)
     for name, outcome in world.outcomes.items():
+        if any(stage.faults.get(name, 0) < 0 for stage in world.stages):
+            error = outcome.error
+            if error is None or (error.kind != "Fault" and error != expected[name].error):
+                return Sameness("sameness", f"{name} met a fault and ends with {error}")
+            continue
         wrong = difference(outcome, expected[name])
         if wrong is not None:
             return Sameness("sameness", f"{name} {wrong}")

@@ -21,6 +21,7 @@ from ppcore.runtime import exchange, stubs
 from ppcore.runtime.calls import Calls
 from ppcore.runtime.interleaver import PPInterleaver, Recording
 from ppcore.runtime.link import Link
+from ppcore.runtime.mediator import PPMediator
 from ppcore.runtime.requests import StagedRequests
 from ppcore.runtime.saved import watch_saves
 from ppcore.saves import Shipment
@@ -227,6 +228,33 @@ class Whole(Rank):
             self.requests.record(mediator)
 
 
+class Fault(Exception):
+    """A traced block that raises on one rank alone."""
+
+
+def _raising(faults: dict[str, int]) -> type[PPMediator]:
+    """Workers of which some raise where they are parked.
+
+    Args:
+        faults: request -> how often its traced block runs on before it raises; counted down, below 0
+            once it has raised.
+    """
+
+    class Raising(PPMediator):
+        def _resume(self, *args: Any) -> Any:
+            name, block = self.worker_id
+            if block or name not in faults:
+                return super()._resume(*args)
+            faults[name] -= 1
+            return super()._resume(*args) if faults[name] != -1 else self._throw_or_resume(_fault)
+
+    return Raising
+
+
+def _fault() -> None:
+    raise Fault("fault")
+
+
 class _StageRequests(StagedRequests, Requests):
     """nnsight's requests on a rank of a pipeline."""
 
@@ -248,6 +276,7 @@ class Stage(Rank):
     """
 
     link: Link
+    faults: dict[str, int]
 
     def __init__(self, root: Any, stage: int, stages: int, gather: Callable[[Any], list]) -> None:
         super().__init__(root)
@@ -292,14 +321,19 @@ class Stage(Rank):
         assert whole.schedule is not None
         return Core(self.stage, whole.schedule, whole.homes)
 
-    def connect(self, link: Link) -> None:
-        """Serve requests over ``link`` from now on; nothing is left of those before."""
+    def connect(self, link: Link, faults: Mapping[str, int] | None = None) -> None:
+        """Serve requests over ``link`` from now on; nothing is left of those before.
+
+        Args:
+            faults: request -> how often its traced block runs on here before it raises.
+        """
         whole = self.known.whole
         self.link = link
         self.interleaver.connect(link, whole.templates, self.known.visits, whole.spanning)
         self.interleaver.calls = self.calls
         self.interleaver.mediators = []
-        self.requests = _StageRequests(link)
+        self.faults = dict(faults or {})
+        self.requests = _StageRequests(link, _raising(self.faults) if faults else PPMediator)
 
     def _forward_over(self) -> None:
         self.requests.check_abandoned()

@@ -273,6 +273,36 @@ def _waits(statements: Sequence[Statement]) -> bool:
     return True
 
 
+def known_to_differ(case: Case) -> bool:
+    """Whether a case need not give what one rank gives."""
+    return overtaken(case) or shared_edits(case)
+
+
+def shared_edits(case: Case) -> bool:
+    """Whether a block may edit a value in place that another one of its request goes on with.
+
+    On one rank both have the same memory, and the other, parked on a later visit meanwhile, goes on
+    with what was edited; on a stage that has the value from elsewhere it goes on with what it read: a
+    known difference (see `docs/simulator.md`).
+    """
+    for request in case.requests:
+        bodies = [list(_all(body)) for _, body in request.blocks]
+        held = [_held(body) for body in bodies]
+        for number, body in enumerate(bodies):
+            reads = {s.location for s in body if isinstance(s, Read)}
+            others = set().union(*held[:number], *held[number + 1 :])
+            if reads & others and any(isinstance(s, Edit | Blend) for s in body):
+                return True
+    return False
+
+
+def _held(statements: Sequence[Statement]) -> set[str]:
+    """The locations whose values a block may still have when it waits for another visit."""
+    asking = [s for s in statements if isinstance(s, Read | Write | Skip)]
+    last = None if any(isinstance(s, For) for s in statements) else -1
+    return {s.location for s in asking[:last] if isinstance(s, Read)}
+
+
 def overtaken(case: Case) -> bool:
     """Whether a block acts on a call while another one of its request changes values.
 

@@ -119,7 +119,7 @@ class World(Baton):
         outcomes: request -> what its client gets.
 
     Args:
-        case: what is run; one column, no faults.
+        case: what is run; one column, no faults but blocks that raise on one rank.
         blocks: the requests' blocks.
         stages: the ranks, which are left as they were found.
         record: keep the schedule, and notes to draw.
@@ -163,7 +163,10 @@ class World(Baton):
                 describe=stage.calls.describe,
                 changed=Lock(self),  # type: ignore[arg-type]
             )
-            stage.connect(link)
+            # It runs on at least once: raising before its first statement is no fault of a rank.
+            stage.connect(
+                link, {f.request: f.at + 1 for f in case.faults if f.stage == stage.stage}
+            )
 
     def run(self, strategy: Strategy) -> World:
         """Run to the end; what went wrong, if anything did, is in ``failure`` afterwards."""

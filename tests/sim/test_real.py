@@ -20,7 +20,7 @@ import torch
 from ppcore.runtime.link import Link
 from ppsim import cases, fuzz, generate, real
 from ppsim.failures import Liveness, Sameness
-from ppsim.real import translate, upstream
+from ppsim.real import execute, translate, upstream
 from ppsim.real.world import Channels
 from ppsim.strategies import RandomWalk, Replay, Switches
 
@@ -268,3 +268,43 @@ def test_a_failing_run_shrinks_and_replays_from_its_token(
         again, switches = tokens.decode(tokens.encode(small.case, small.switches))
         failure = fuzz.execute(again, Switches(switches)).failure
     assert failure is not None and failure.name == found.failure.name
+
+
+EDITED_MEANWHILE = """\
+stages 2 columns 1 layers 2 shared 0 batching 0
+request A tokens 1
+  a = read L1.in
+  edit a 3
+block A tap
+  b = read L1.in
+  c = read L1.out
+  write L2.in b
+"""
+
+
+def test_a_value_that_another_block_edits_meanwhile_is_known_to_differ() -> None:
+    case = cases.parse(EDITED_MEANWHILE)
+    assert translate.known_to_differ(case)
+    assert execute.execute(case, Switches()).failure is not None
+
+
+def test_a_block_that_waits_for_nothing_meanwhile_is_the_same_everywhere() -> None:
+    case = cases.parse(
+        EDITED_MEANWHILE.replace("  c = read L1.out\n  write L2.in b\n", "  save b b\n")
+    )
+    assert not translate.known_to_differ(case)
+    assert execute.execute(case, RandomWalk(1)).failure is None
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_block_that_raises_on_one_rank_alone_ends_everywhere_with_that_error(stage: int) -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+        "request A tokens 2\n  a = read L0.in\n  b = read L0.out\n  c = read L1.out\n  write logits c\n"
+        f"fault raise {stage} 0 A 0\n"
+    )
+    for seed in range(10):
+        done = execute.execute(case, RandomWalk(seed))
+        assert done.failure is None
+        error = done.outcomes["A"].error
+        assert error is not None and (error.kind, error.text) == ("Fault", "fault")
