@@ -10,8 +10,10 @@ opens or a value lands.
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,9 @@ IDLE = Pending(Event.BARRIER, None)
 
 #: The whole value of an access, whatever its structure.
 _WHOLE = expression.of_leaf(())
+
+#: Where the frames are that are not the block's.
+_HERE = os.path.dirname(__file__) + os.sep
 
 
 class Told(dict):
@@ -127,6 +132,9 @@ class PPMediator(Mediator):
         self._state.enter()
         try:
             pending = super().switch(*args)
+        except Exception as error:
+            error.__intervention_tb__ = _blocks_own(error)  # type: ignore[attr-defined]
+            raise
         finally:
             self._state.leave()
         if not self.alive:
@@ -389,6 +397,25 @@ class PPMediator(Mediator):
         if self.exception is not None:
             self.exception.__dict__.pop("__intervention_tb__", None)
             self.exception.__context__ = self.exception.__traceback__ = None
+
+
+def _blocks_own(error: Exception) -> TracebackType | None:
+    """The traceback as far as the block's own code goes: what it called is a tensor's business.
+
+    An error that a lazy raises is then told as the one that a tensor raises, which has no frame.
+    """
+    kept: list[TracebackType] = []
+    entry = getattr(error, "__intervention_tb__", None) or error.__traceback__
+    while entry is not None:
+        ours = entry.tb_frame.f_code.co_filename.startswith(_HERE)
+        if ours and kept and not kept[-1].tb_frame.f_code.co_filename.startswith(_HERE):
+            break
+        kept.append(entry)
+        entry = entry.tb_next
+    found: TracebackType | None = None
+    for entry in reversed(kept):
+        found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return found
 
 
 def _again(value: Any) -> Any:
