@@ -111,7 +111,7 @@ class Writer:
         """Seldom: a branch on what an early stage and a late one give, before a stage between them
         has served the block, so that it needs a value that it may wait for and one that it may not."""
         draw, half = self.draw, len(self.order) // 2
-        if "if" not in self.features or draw.random() > 0.2:
+        if "if" not in self.features or draw.random() > 0.1:
             return []
         self.position = draw.randrange(half, len(self.order))
         return [
