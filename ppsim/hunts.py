@@ -49,7 +49,7 @@ def hunt(mutant: Mutant, *, executions: int = 2000, seconds: float = 10.0, first
 def _hunt(mutant: Mutant, executions: int, seconds: float, first: int) -> Hunt:
     began = time.process_time()
     count = 0
-    while True:
+    while count < executions or time.process_time() - began < seconds:
         suspect = None
         with planted(mutant):
             for number, done in fuzz.executions(first + count):
