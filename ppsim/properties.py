@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from .link import Link
     from .rank import Rank
-    from .seated import Seated
     from .world import World
 
 
@@ -58,7 +57,7 @@ class Properties:
         self._told: set[tuple[int, int, int, Worker]] = set()
         self.most_buffered = 0
         # Rank -> workers that have failed elsewhere, as it knew when its forward was through.
-        self._failed: dict[tuple[int, int], list[Seated]] = {}
+        self._failed: dict[tuple[int, int], list[Worker]] = {}
         # Requests (their parents) of which a wait outlasted its deadline.
         self._late: set[str] = set()
 
@@ -114,7 +113,7 @@ class Properties:
 
     def home(self, name: str, shipments: Sequence[Shipment]) -> None:
         """``once``: every stage has shipped its share of a request's saves."""
-        if self.world.dead:
+        if self.world.engine.dead:
             return  # what the dead had shipped counts for nothing
         shipped = [leaf for shipment in shipments for leaf in shipment.leaves]
         twice = sorted({leaf for leaf in shipped if shipped.count(leaf) > 1})
@@ -161,8 +160,9 @@ class Properties:
         """A rank's forward is through with its stage; what it knows by now is not for the next."""
         link = rank.link
         if link.abandoned:
+            # By name: to keep a worker would keep its lazies.
             self._failed[rank.stage, rank.column] = [
-                worker
+                worker.worker
                 for workers in rank.carried.values()
                 for worker in workers
                 if worker.started
@@ -173,8 +173,9 @@ class Properties:
     def closed(self, rank: Rank) -> None:
         """A round is over. ``bounded``: nothing is published here that nobody can ask for. ``told``:
         what had failed elsewhere, as this rank knew, has ended here."""
-        for worker in self._failed.pop((rank.stage, rank.column), ()):
-            if worker.exception is None:
+        failed = self._failed.pop((rank.stage, rank.column), ())
+        for worker in (w for name in failed for w in rank.carried.get(name.request, ())):
+            if worker.worker in failed and worker.exception is None:
                 raise Liveness(
                     "told",
                     f"stage {rank.stage} was told that {worker.worker} failed, and runs it on",
