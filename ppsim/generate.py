@@ -109,15 +109,16 @@ class Writer:
 
     def _across(self) -> list[Statement]:
         """Seldom: a branch on what an early stage and a late one give, before a stage between them
-        has served the block, so that it needs a value that it may wait for and one that it may not."""
+        has served the block, so that it needs a value that it may wait for and one that it may not. Or an
+        edit of the early one by the late one, which waits for a stage where the block may have raised."""
         draw, half = self.draw, len(self.order) // 2
-        if "if" not in self.features or draw.random() > 0.1:
+        if "if" not in self.features or draw.random() > 0.2:
             return []
         self.position = draw.randrange(half, len(self.order))
-        return [
-            Read("e", self.order[draw.randrange(half)]), Read("l", self.order[self.position]),
-            Mix("m", "e", "l"), If("m", (Save("m", "m"),)),
-        ]  # fmt: skip
+        reads = [Read("e", self.order[draw.randrange(half)]), Read("l", self.order[self.position])]
+        if draw.random() < 0.5:
+            return [*reads, Blend("e", "l")]
+        return [*reads, Mix("m", "e", "l"), If("m", (Save("m", "m"),))]
 
     def _scaled(self) -> list[Statement]:
         """Seldom, as the whole block: what each turn reads is combined in place with a parameter."""
@@ -374,7 +375,7 @@ def _faults(draw: random.Random, made: Case) -> Iterator[Fault]:
     peer = draw.choice([other for other in range(made.stages) if other != stage])
     request = draw.choice(made.requests)
     if "raise" in kinds and request.blocks:
-        step = draw.randrange(0, 6)
+        step = draw.choice((0, 0, 1, 2, 3, 4, 5))
         columns = range(made.columns) if draw.random() < 0.5 else (column,)
         for where in columns:
             yield Fault("raise", stage, where, step, request.name)
