@@ -84,6 +84,8 @@ class Writer:
         self.parameters: list[str] = []
         self.fresh = 0
         self.before: list[Statement] = []
+        # Whether a block ends with an error that a later turn would come before.
+        self.raises_late = False
 
     def block(self, length: int, *, registered: bool = False) -> Block:
         """A block of about ``length`` statements."""
@@ -140,6 +142,7 @@ class Writer:
         ]  # fmt: skip
         if "raise" in self.features and draw.random() < 0.5:
             # The last stage gets to what is kept, and to the error, only once the request has ended.
+            self.raises_late = True
             late = [
                 late[0], Read("t", self.order[-1]), Derive("t", "t", 1), Blend("t", "q"),
                 Save("z", "t"), Raise(9),
@@ -352,6 +355,8 @@ def case(seed: int, *, faults: bool = True) -> Case:
         if draw.random() < 0.9:
             blocks.append(("", writer.block(draw.randrange(1, 9))))
         tokens = draw.randrange(1, 5)
+        if writer.raises_late:
+            tokens = 1
         requests.append(
             Request(
                 "ABC"[number],

@@ -217,7 +217,12 @@ class StagedRequests:
             marked = _saves()
             for value in own_saves.values():
                 marked.discard(id(value))
-        own = error is not None and not isinstance(error, Told)
+        # A stop is no error: where another stage's worker met one instead, that is told.
+        own = (
+            error is not None
+            and not isinstance(error, Told)
+            and not error.get("is_control_flow", False)
+        )
         shipment = self._ship(found[0][1].id, saves, error, own)
         for _, request in found:
             self.requests.pop(request.id, None)

@@ -247,6 +247,14 @@ def test_either_alone_is_the_same_everywhere(line: str) -> None:
     assert real.run(case, RandomWalk(1)).failure is None
 
 
+def test_an_error_on_one_stage_is_told_though_another_stops() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+        "request A tokens 1\n  a = read L0.in\n  stop\nfault raise 1 0 A 0\n"
+    )
+    assert real.run(case, RandomWalk(1)).failure is None
+
+
 def test_a_failing_run_shrinks_and_replays_from_its_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
