@@ -302,6 +302,9 @@ class Core:
         owner = self.schedule.owner(location, occurrence)
         if place < state.clock:
             return Decision(Verdict.NEVER, key, place, owner)
+        if location.endswith(".skip"):
+            # What lies inside of what is skipped is not visited in this turn.
+            place = self.schedule.beyond(location, place)
         if owner == self.stage:
             return Decision(Verdict.LOCAL, key, place, owner)
         request = self._requests[key.worker.request]

@@ -135,6 +135,18 @@ class Schedule:
         turn, which = divmod(occurrence, len(slots))
         return Place(turn, slots[which].index)
 
+    def beyond(self, skip: str, place: Place) -> Place:
+        """Where a module's output belongs that is skipped at ``place``; there itself if it has none."""
+        path, _, _ = skip.rpartition(".")
+        later = [
+            slot.index
+            for location, slots in self.slots.items()
+            if location.rpartition(".")[0] == path
+            for slot in slots
+            if slot.index > place.index
+        ]
+        return Place(place.turn, min(later, default=place.index))
+
     def owner(self, location: str, occurrence: int) -> int:
         """The stage that makes the ``occurrence``-th visit of ``location``."""
         slots = self._slots(location)

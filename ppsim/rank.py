@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from ppcore.core import Core
-from ppcore.errors import PPError
+from ppcore.errors import PPError, Unreachable
 from ppcore.messages import Worker
 from ppcore.saves import Part, Shipment, spell_leaves, to_ship, union
 
@@ -312,7 +312,8 @@ class Rank:
                     continue  # a registered block that waits in vain ends quietly
                 if error is None:
                     error = worker.how
-                    own = not worker.told
+                    # The want of a value is the consequence of another stage's error.
+                    own = not worker.told and not error.startswith("Unreachable")
         if any(self.carried[name] for name in found):
             shipment = yield from self._ship(found[0], boxes, shapes, parts, error, own)
             if self.column == 0:
@@ -398,7 +399,8 @@ class Rank:
                         leaves[label, position] = node.evaluate()
         except PPError as failure:
             text = f"{type(failure).__name__}: {failure}"
-            return Shipment(b"", {}, {}, error or text, own or error is None)
+            mine = error is None and not isinstance(failure, Unreachable)
+            return Shipment(b"", {}, {}, error or text, own or mine)
         counts = {label: len(boxes) for label, boxes in found.items()}
         skeleton = json.dumps(shapes, sort_keys=True).encode()
         return Shipment(skeleton, counts, leaves, error, own, parts)

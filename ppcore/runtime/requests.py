@@ -22,6 +22,7 @@ from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import Mediator
 from nnsight.tracing.tracer import _saves
 
+from ..errors import Unreachable
 from ..messages import Worker
 from ..saves import Shipment, label, spell_leaves, union
 from .collect import Taken
@@ -217,12 +218,7 @@ class StagedRequests:
             marked = _saves()
             for value in own_saves.values():
                 marked.discard(id(value))
-        # A stop is no error: where another stage's worker met one instead, that is told.
-        own = (
-            error is not None
-            and not isinstance(error, Told)
-            and not error.get("is_control_flow", False)
-        )
+        own = _own(error)
         shipment = self._ship(found[0][1].id, saves, error, own)
         for _, request in found:
             self.requests.pop(request.id, None)
@@ -240,7 +236,8 @@ class StagedRequests:
         except Exception as exception:
             taken = Taken({})
             if error is None:
-                error, own = dict(capture_exception(exception)), True
+                error = dict(capture_exception(exception))
+                own = _own(error)
         ships: dict[str, list[bool]] = {}
 
         def decide(below: dict[int, str]) -> str:
@@ -256,7 +253,7 @@ class StagedRequests:
             return taken.shipment(ships, self._recorded, error, own)
         except Exception as exception:
             failed = error or dict(capture_exception(exception))
-            return Taken({}).shipment({}, self._recorded, failed, own or error is None)
+            return Taken({}).shipment({}, self._recorded, failed, own or _own(failed))
 
     def _recorded(self, location: str) -> tuple[int, int] | None:
         """Where a recorded location is first visited, and how often here in a turn."""
@@ -272,3 +269,14 @@ def _let_go(mediators: Iterable[Mediator]) -> None:
     for mediator in mediators:
         if isinstance(mediator, PPMediator):
             mediator.let_go()
+
+
+def _own(error: Mapping[str, Any] | None) -> bool:
+    """Whether an error is this stage's own, and goes before those of others.
+
+    Not one that another stage told; nor a stop; nor the want of a value, since what kept its owner from
+    reading it is the error.
+    """
+    if error is None or isinstance(error, Told):
+        return False
+    return not error.get("is_control_flow") and error.get("type_name") != Unreachable.__name__

@@ -255,6 +255,15 @@ def test_an_error_on_one_stage_is_told_though_another_stops() -> None:
     assert real.run(case, RandomWalk(1)).failure is None
 
 
+def test_what_a_skipped_layer_holds_is_not_visited_on_any_stage() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 1 batching 0\n"
+        "request A tokens 1\n  a = read L1.in\n  append out a\n  skip L1 a\n"
+        "  for [1,3]\n    b = read S.out\n    append out b\n"
+    )
+    assert real.run(case, RandomWalk(1)).failure is None
+
+
 def test_a_failing_run_shrinks_and_replays_from_its_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -145,3 +145,12 @@ def test_what_every_stage_runs_outside_the_layers_is_one_visit_of_the_first() ->
     # A module inside a layer that layers share is as often visited as on one rank.
     assert [slot.stage for slot in schedule.slots["m.layers.0.act.output"]] == [0, 0, 1]
     assert schedule.repeated == {"m.rotary", "m.rotary.table"}
+
+
+def test_a_skip_goes_beyond_what_is_inside() -> None:
+    inside = ["a.input", "a.skip", "a.mlp.input", "a.mlp.output", "a.output", "b.input", "b.skip"]
+    schedule = Schedule.build([inside, ["c.skip", "c.output"]])
+    skipped = schedule.beyond("a.skip", schedule.place("a.skip", 1))
+    assert skipped == schedule.place("a.output", 1)
+    alone = schedule.place("b.skip", 0)
+    assert schedule.beyond("b.skip", alone) == alone
