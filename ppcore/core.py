@@ -267,7 +267,10 @@ class Core:
 
     def wanted(self, worker: Worker, location: str) -> int:
         """The occurrence of ``location`` that a relaxed request made now would ask for."""
-        return self.schedule.before(location, self._worker(worker).clock)
+        clock = self._worker(worker).clock
+        if clock.turn == END:  # after the result: what one rank has counted are the turns there were
+            clock = Place(len(self._requests[worker.request].rounds), BEFORE)
+        return self.schedule.before(location, clock)
 
     def knows(self, location: str) -> bool:
         """Whether a turn's forward visits ``location`` on any stage."""

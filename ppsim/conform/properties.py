@@ -186,17 +186,20 @@ def places(run: Run) -> Findings:
                     yield record.finding("places", step.line, text)
                 if location not in record.schedule:
                     continue
-                due = record.schedule.place(location, occurrence)
+                due = visit = record.schedule.place(location, occurrence)
+                if location.endswith(".skip") and verdict != "never":
+                    # It leaves the worker where the skipped module's output is.
+                    due = record.schedule.beyond(location, visit)
                 stage = record.schedule.owner(location, occurrence)
                 place = Place(*place)
                 clock = clocks.get(name.worker, place)
                 wrong = {
-                    "local": owner != record.stage or place < clock,
+                    "local": owner != record.stage or visit < clock,
                     "answer": owner == record.stage
-                    or place < clock
+                    or visit < clock
                     or place.turn >= turns.get(name.worker.request, 0),
-                    "gate": owner == record.stage or place < clock,
-                    "never": place >= clock,
+                    "gate": owner == record.stage or visit < clock,
+                    "never": visit >= clock,
                 }[verdict]
                 if wrong or place != due or owner != stage:
                     text = (

@@ -90,7 +90,8 @@ def test_mutants_are_counted_with_their_rates(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_survivor_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    only = ["--only", "round-not-counted", "--executions", "1", "--rates", "0"]
+    only = ["--only", "round-not-counted", "--rates", "0"]
+    only += ["--executions", "1", "--seconds", "0"]
     assert cli.main(["mutants", *only, "--json"]) == 7
     _, found = answer(capsys)
     assert found["survivors"] == ["round-not-counted"]

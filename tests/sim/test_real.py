@@ -264,6 +264,14 @@ def test_what_a_skipped_layer_holds_is_not_visited_on_any_stage() -> None:
     assert real.run(case, RandomWalk(1)).failure is None
 
 
+def test_a_loop_that_goes_on_after_the_result_is_cut_with_the_same_words() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\n"
+        "request A tokens 3\n  for 1:\n    a = read L1.in\n    r = read result\n    b = read L1.in\n"
+    )
+    assert real.run(case, RandomWalk(1)).failure is None
+
+
 def test_a_failing_run_shrinks_and_replays_from_its_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
