@@ -255,7 +255,7 @@ CATALOGUE: tuple[Mutant, ...] = (
 )  # fmt: skip
 
 #: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
-HARD: frozenset[str] = frozenset()
+HARD = frozenset({"a-done-peers-pull-has-no-answer"})
 
 
 class Misplaced(Exception):
