@@ -215,9 +215,10 @@ class StagedRequests:
             saves.setdefault(label(index, "sequence", ""), None)
             if error is None:
                 error = request.deferred()
-            marked = _saves()
+            marked, others = _saves(), self._named_elsewhere(request)
             for value in own_saves.values():
-                marked.discard(id(value))
+                if id(value) not in others:
+                    marked.discard(id(value))
         own = _own(error)
         shipment = self._ship(found[0][1].id, saves, error, own)
         for _, request in found:
@@ -226,6 +227,16 @@ class StagedRequests:
             if request.id in self.link.core.requests:
                 self.link.say_done(request.id)
         return shipment
+
+    def _named_elsewhere(self, request: Any) -> set[int]:
+        """Ids of what other requests' blocks have names for: two may have saved the same number."""
+        return {
+            id(value)
+            for other in self.requests.values()
+            if other is not request
+            for worker in other.workers()
+            for value in worker.lcls.values()
+        }
 
     def _ship(self, carrier: str, saves: dict[str, Any], error: Any, own: bool) -> Shipment:
         """Agree with the other stages on who ships which leaf, and take this rank's share."""
