@@ -123,6 +123,17 @@ def modules(root: torch.nn.Module, prefix: str) -> Iterable[tuple[str, torch.nn.
             yield from modules(child, f"{prefix}.{name}")
 
 
+def aliases(root: torch.nn.Module, prefix: str) -> dict[str, str]:
+    """Path -> first path of the same module object, for modules that the tree reaches twice."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for path, module in modules(root, prefix):
+        known = first.setdefault(id(module), path)
+        if known != path:
+            found[path] = found[known] = known
+    return found
+
+
 def real_modules(
     root: torch.nn.Module, prefix: str, missing: tuple[type, ...]
 ) -> dict[str, torch.nn.Module]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnsight.intervention.interleaver import Event as Wanted
@@ -24,6 +23,7 @@ from ..messages import Worker
 from .lazy import Base
 from .link import Forcing, Link
 from .mediator import PPMediator
+from .ranks import boot_id
 
 #: Events of one rank that nobody has taken yet; what comes after is counted and not kept.
 LIMIT = 500_000
@@ -33,7 +33,7 @@ class Event(NamedTuple):
     """One thing that happened on a rank.
 
     Attributes:
-        kind: "round", "handoff", "parked", "wait", "pull", "serve".
+        kind: "round", "handoff", "runs", "parked", "wait", "pull", "serve".
         track: what it happened on: "forward", "listener", or a worker.
         name: the location, or what was waited for.
         began_ns, ended_ns: on the timeline's clock, nanoseconds.
@@ -93,7 +93,7 @@ def clock_offset_ns(gather: Callable[[Any], list]) -> int:
     ranks agree as well as the machines' time service does.
     """
     try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text()
+        machine = boot_id()
     except OSError:
         machine = ""
     start = time.time_ns() - time.monotonic_ns()

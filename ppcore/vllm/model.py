@@ -75,7 +75,7 @@ class VLLM(NNsightVLLM):
                 # The base class builds a tree only when there is none yet.
                 self.__dict__["_module"] = meta
             check_stages(meta, stages)
-            settings["aliases"] = aliases(meta)
+            settings["aliases"] = stubs.aliases(meta, "model")
             settings["pull_timeout_s"] = self._pull_timeout_s
             settings["transport"] = self._transport
             settings["timeline"] = self._timeline is not None
@@ -127,18 +127,6 @@ class VLLM(NNsightVLLM):
             self.dispatch()
         engine: Any = getattr(self.vllm_entrypoint, "llm_engine", self.vllm_entrypoint)
         return engine.collective_rpc("ppcore_status")
-
-
-def aliases(root: torch.nn.Module, prefix: str = "model") -> dict[str, str]:
-    """Path -> first path of the same module object, for modules that the tree reaches twice."""
-    first: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for path, module in stubs.modules(root, prefix):
-        known = first.setdefault(id(module), path)
-        if known != path:
-            found[path] = known
-            found[known] = known
-    return found
 
 
 def check_stages(root: torch.nn.Module, stages: int) -> None:

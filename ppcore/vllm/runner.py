@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.utils.network_utils import get_ip
 
@@ -26,6 +26,7 @@ from ..runtime.calls import Calls
 from ..runtime.interleaver import PPInterleaver, Recording
 from ..runtime.link import Link
 from ..runtime.mediator import PPMediator
+from ..runtime.ranks import gather
 from ..runtime.recording import make_core
 from ..runtime.saved import watch_saves
 from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_ns
@@ -78,10 +79,7 @@ class PipelineRunner:
         super(NNsightGPUModelRunner, self).load_model(*args, **kwargs)  # type: ignore[misc]
 
     def _gather(self, value: Any) -> list:
-        group = get_pp_group()
-        gathered: list = [None] * group.world_size
-        dist.all_gather_object(gathered, value, group=group.cpu_group)
-        return gathered
+        return gather(value, get_pp_group().cpu_group)
 
     def _connect(self, interleaver: Any, root: Any, whole: Any, settings: dict) -> None:
         recordings = self._record(interleaver, root)
@@ -191,12 +189,4 @@ def _columns() -> list[list[int]]:
 
 def _gather_all(value: Any) -> list:
     """Every rank's value, in rank order."""
-    gathered: list = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value, group=_world_cpu_group())
-    return gathered
-
-
-def _world_cpu_group() -> Any:
-    from vllm.distributed.parallel_state import get_world_group
-
-    return get_world_group().cpu_group
+    return gather(value, get_world_group().cpu_group)

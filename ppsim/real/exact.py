@@ -15,7 +15,7 @@ from torch import nn
 
 from ppcore.runtime import stubs
 
-from .tree import Missing
+from .tree import Missing, keep
 
 HIDDEN, PRIME = 4, 997
 
@@ -127,13 +127,4 @@ class Exact(nn.Module):
         return tuple(torch.zeros(tokens, HIDDEN, dtype=torch.float64) for _ in range(2))
 
     def keep(self, stage: int, stages: int) -> None:
-        decoder = self.model
-        decoder.first, decoder.last = stage == 0, stage == stages - 1
-        for number in range(len(decoder.layers)):
-            if number // decoder.per_stage != stage:
-                decoder.layers[number] = Missing()
-        if not decoder.first:
-            decoder.embed = Missing()
-        if not decoder.last:
-            decoder.norm = Missing()
-            self.lm_head = Missing()
+        keep(self, stage, stages, lambda layer: layer // self.model.per_stage)

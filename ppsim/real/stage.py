@@ -26,7 +26,7 @@ from ppcore.runtime.requests import StagedRequests
 from ppcore.runtime.saved import watch_saves
 from ppcore.saves import Shipment
 
-from .tree import ROOT, Missing, Spans, Tree, aliases
+from .tree import ROOT, Missing, Spans, Tree
 from .upstream import WARNED, Requests
 
 #: Tokens and sequences of the dummy forward: extents that nothing in a model has.
@@ -282,7 +282,7 @@ class Stage(Rank):
         super().__init__(root)
         self.stage, self.stages = stage, stages
         self.first, self.last = stage == 0, stage == stages - 1
-        shared = aliases(root)
+        shared = stubs.aliases(root, ROOT)
         root.keep(stage, stages)
         whole = exchange.load(root, ROOT, (Missing,), shared, gather)
         self.interleaver = PPInterleaver()

@@ -8,6 +8,7 @@ before it the tuple to hand on. It has ``keep(stage, stages)``, which drops what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -39,15 +40,22 @@ class Missing(nn.Module):
         return args[0] if len(args) == 1 else args
 
 
-def aliases(root: nn.Module) -> dict[str, str]:
-    """Path -> first path of the same module object, for modules that the tree reaches twice."""
-    first: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for path, module in stubs.modules(root, ROOT):
-        known = first.setdefault(id(module), path)
-        if known != path:
-            found[path] = found[known] = known
-    return found
+def keep(model: Any, stage: int, stages: int, stage_of: Callable[[int], int]) -> None:
+    """Put placeholders where a causal model has what is not of a stage.
+
+    Args:
+        stage_of: the number of a layer -> its stage.
+    """
+    decoder = model.model
+    decoder.first, decoder.last = stage == 0, stage == stages - 1
+    for number in range(len(decoder.layers)):
+        if stage_of(number) != stage:
+            decoder.layers[number] = Missing()
+    if not decoder.first:
+        decoder.embed = Missing()
+    if not decoder.last:
+        decoder.norm = Missing()
+        model.lm_head = Missing()
 
 
 class Spans(Batcher):

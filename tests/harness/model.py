@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ppcore.runtime import stubs
-from ppsim.real.tree import Missing
+from ppsim.real.tree import Missing, keep
 
 HIDDEN, VOCABULARY, LAYERS = 16, 50, 4
 
@@ -121,16 +121,7 @@ class Causal(nn.Module):
         return tuple(torch.zeros(tokens, HIDDEN, dtype=torch.float64) for _ in range(2))
 
     def keep(self, stage: int, stages: int) -> None:
-        decoder = self.model
-        decoder.first, decoder.last = stage == 0, stage == stages - 1
-        for number in range(LAYERS):
-            if number * stages // LAYERS != stage:
-                decoder.layers[number] = Missing()
-        if not decoder.first:
-            decoder.embed = Missing()
-        if not decoder.last:
-            decoder.norm = Missing()
-            self.lm_head = Missing()
+        keep(self, stage, stages, lambda layer: layer * stages // LAYERS)
 
 
 def build() -> Causal:

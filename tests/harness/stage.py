@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ppcore.runtime.link import Link
+from ppcore.runtime.ranks import gather
 from ppcore.runtime.transport import connect
 from ppsim.real import stage as real
 from ppsim.real.stage import New, Part
@@ -97,9 +98,7 @@ class Stage:
         self.rank.connect(self.link)
 
     def gather(self, value: Any) -> list:
-        gathered: list = [None] * self.stages
-        dist.all_gather_object(gathered, value)
-        return gathered
+        return gather(value)
 
     # --- a run --------------------------------------------------------------------------------
 

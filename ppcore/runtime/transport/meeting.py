@@ -28,11 +28,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from ..ranks import boot_id, gather
 from .base import start_thread
 
 #: How long the ranks of a column may take to connect, in seconds.
@@ -66,22 +66,17 @@ def negotiate(ranks: list[int], host: str | None) -> tuple[dict[int, socket.sock
     group = dist.new_group(backend="gloo")
     stage = ranks.index(dist.get_rank())
 
-    def gather(value: Any) -> list[Any]:
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, value, group=group)
-        return gathered
-
     try:
-        everyone = gather((machine(), secrets.token_bytes(32)))
+        everyone = gather((machine(), secrets.token_bytes(32)), group)
         machines = [everyone[rank][0] for rank in ranks]
         key = hashlib.sha256(b"".join(everyone[rank][1] for rank in ranks)).digest()
         meeting = Meeting(stage, machines, key, host)
         try:
-            everywhere = gather(meeting.open())
+            everywhere = gather(meeting.open(), group)
             sockets = meeting.meet([everywhere[rank] for rank in ranks])
         finally:
             meeting.close()
-        problems = [problem for problem in gather(meeting.problem) if problem]
+        problems = [problem for problem in gather(meeting.problem, group) if problem]
     finally:
         dist.destroy_process_group(group)
     if problems:
@@ -94,8 +89,7 @@ def negotiate(ranks: list[int], host: str | None) -> tuple[dict[int, socket.sock
 def machine() -> str:
     """What two processes have in common that see the same files under the same kernel."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/mnt').st_ino}"
+        return f"{boot_id()} {os.stat('/proc/self/ns/mnt').st_ino}"
     except OSError:
         return secrets.token_hex(16)  # alone on its machine: TCP to everyone
 
