@@ -14,7 +14,7 @@ is in flight then still runs on every rank, and its samples are dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ppcore.errors import PPError
 from ppcore.saves import Merged, Shipment, merge
@@ -74,6 +74,11 @@ class Progress:
     over: bool = False
     cut: bool = False
     aborted: bool = False
+
+    def preempt(self) -> None:
+        """See `Waiting`."""
+        if self.rounds:
+            self.recomputed.add(len(self.rounds))
 
     def sampled(self, token: int, erred: bool) -> bool:
         """Take a turn's token; whether the scheduler ends the sequence with it."""
@@ -243,28 +248,14 @@ class Engine:
 
     def _coin(self, bit: int) -> bool:
         """A choice that the case's ``batching`` makes, the same in every run of it."""
-        if not self.batching:
-            return False
-        return bool((hash((self.batching, self.rounds, bit)) >> 9) & 1)
+        return coin(self.batching, self.rounds, bit)
 
     def _choose(self) -> dict[str, Progress]:
         left = {n: p for n, p in self.progress.items() if not p.busy and not p.over}
         free = {n: p for n, p in left.items() if p.request.after <= self.rounds}
         if not free and not self._in_flight and not self._results:
             free = left  # nobody else is there: the rest arrives now
-        if not self.batching or not free:
-            return free
-        taken: dict[str, Progress] = {}
-        for name, progress in free.items():
-            lot = (hash((self.batching, self.rounds, progress.index)) >> 11) & 15
-            if lot < 5:
-                continue
-            if lot == 15 and progress.rounds:
-                progress.recomputed.add(len(progress.rounds))
-            taken[name] = progress
-        if not taken and not self._in_flight:
-            return free
-        return taken
+        return choose(free, self.batching, self.rounds, idle=not self._in_flight)
 
     def _submit(self, batch: dict[str, Progress]) -> None:
         inputs = {name: feed(p) for name, p in batch.items()}
@@ -312,6 +303,42 @@ class Engine:
         """A rank is through with a request."""
         self._collected.setdefault(name, set()).add((stage, column))
         self.world.stir_engine()
+
+
+class Waiting(Protocol):
+    """What may go into the next step."""
+
+    index: int
+
+    def preempt(self) -> None:
+        """It is computed anew in its next turn, if it has had any."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+def coin(batching: int, step: int, bit: int) -> bool:
+    """A choice that a case's ``batching`` makes, the same in every run of it."""
+    return bool(batching) and bool((hash((batching, step, bit)) >> 9) & 1)
+
+
+def choose(free: dict[str, W], batching: int, step: int, *, idle: bool) -> dict[str, W]:
+    """Who of ``free`` goes into a step: all without ``batching``, else by lot; some are preempted.
+
+    Args:
+        idle: nothing else is in flight, so that somebody has to go.
+    """
+    if not batching or not free:
+        return free
+    taken: dict[str, W] = {}
+    for name, waiting in free.items():
+        lot = (hash((batching, step, waiting.index)) >> 11) & 15
+        if lot < 5:
+            continue
+        if lot == 15:
+            waiting.preempt()
+        taken[name] = waiting
+    return free if idle and not taken else taken
 
 
 def feed(progress: Progress) -> int:

@@ -38,7 +38,6 @@ class Link:
         self.world = world
         self.stage = stage
         self.column = column
-        self.where = (stage, column)
         self.landed: dict[int, int] = {}
         self.refused: dict[int, str] = {}
         self.abandoned: dict[Worker, Abandoned] = {}
@@ -46,7 +45,6 @@ class Link:
         # Pull number -> what it was asked for, for checks that do not ask the core.
         self.origins: dict[int, tuple[str, Available]] = {}
         self.live: dict[Key, int] = {}
-        self.closed = False
         # How often this round's forward has visited each location here.
         self.visited: dict[str, int] = {}
         # Whether the forward thread is blocked here, and whether its deadline is over.

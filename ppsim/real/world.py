@@ -26,6 +26,7 @@ from ppcore.runtime.link import Link
 from ppcore.runtime.transport import Buffer
 from ppcore.saves import Shipment
 from ppsim.cases import Case, Request
+from ppsim.engine import choose, coin
 from ppsim.failures import Leak, Liveness
 from ppsim.world import Note, Strategy
 
@@ -85,6 +86,11 @@ class Progress:
     recomputed: set[int] = field(default_factory=set)
     busy: bool = False
     over: bool = False
+
+    def preempt(self) -> None:
+        """See `ppsim.engine.Waiting`."""
+        if self.rounds:
+            self.recomputed.add(self.rounds)
 
     def part(self) -> Part:
         """What it puts into its next step: its last token, or all where it begins or was preempted."""
@@ -280,22 +286,12 @@ class World(Baton):
 
     def _coin(self, bit: int) -> bool:
         """A choice that the case's ``batching`` makes, the same in every run of it."""
-        lot = hash((self.case.batching, self._steps, bit))
-        return bool(self.case.batching) and bool((lot >> 9) & 1)
+        return coin(self.case.batching, self._steps, bit)
 
     def _choose(self) -> list[Progress]:
-        free = [p for p in self.progress.values() if not p.busy and not p.over]
-        if not self.case.batching or not free:
-            return free
-        taken: list[Progress] = []
-        for progress in free:
-            lot = (hash((self.case.batching, self._steps, progress.index)) >> 11) & 15
-            if lot < 5:
-                continue
-            if lot == 15 and progress.rounds:
-                progress.recomputed.add(progress.rounds)
-            taken.append(progress)
-        return taken if taken or self._running else free
+        free = {name: p for name, p in self.progress.items() if not p.busy and not p.over}
+        taken = choose(free, self.case.batching, self._steps, idle=not self._running)
+        return list(taken.values())
 
     def _submit(self, batch: list[Progress], finished: list[str]) -> None:
         parts = tuple(progress.part() for progress in batch)
