@@ -268,9 +268,8 @@ class Core:
     def wanted(self, worker: Worker, location: str) -> int:
         """The occurrence of ``location`` that a relaxed request made now would ask for."""
         clock = self._worker(worker).clock
-        if (
-            clock.turn == END
-        ):  # after the result: what one rank has counted are the turns there were
+        if clock.turn == END:
+            # After the result: what one rank has counted are the turns that there were.
             clock = Place(len(self._requests[worker.request].rounds), BEFORE)
         return self.schedule.before(location, clock)
 

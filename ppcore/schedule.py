@@ -57,6 +57,8 @@ class Schedule:
     #: Paths of modules that run on several stages for one visit.
     repeated: frozenset[str] = frozenset()
     _indices: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    # Path of a module that was skipped -> the indices of the visits of its own locations.
+    _visits: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     # (location, stage) -> its visits within one turn, and those of them on earlier stages.
     _counts: dict[tuple[str, int], tuple[int, int]] = field(
         default_factory=dict, compare=False, repr=False
@@ -138,14 +140,13 @@ class Schedule:
     def beyond(self, skip: str, place: Place) -> Place:
         """Where a module's output belongs that is skipped at ``place``; there itself if it has none."""
         path, _, _ = skip.rpartition(".")
-        later = [
-            slot.index
-            for location, slots in self.slots.items()
-            if location.rpartition(".")[0] == path
-            for slot in slots
-            if slot.index > place.index
-        ]
-        return Place(place.turn, min(later, default=place.index))
+        indices = self._visits.get(path)
+        if indices is None:
+            own = (found for name, found in self.slots.items() if name.rpartition(".")[0] == path)
+            indices = tuple(sorted(slot.index for slots in own for slot in slots))
+            self._visits[path] = indices
+        later = bisect_right(indices, place.index)
+        return Place(place.turn, indices[later] if later < len(indices) else place.index)
 
     def owner(self, location: str, occurrence: int) -> int:
         """The stage that makes the ``occurrence``-th visit of ``location``."""
