@@ -183,14 +183,16 @@ class StagedRequests:
             if request.named(wanted) and request.named(finished):
                 engine_id, index = request.key(wanted)
                 groups.setdefault(engine_id, []).append((index, request))
+        saved: list[Any] = []
         shipments = {
-            engine_id: self._collect(found, outputs.get(engine_id))
+            engine_id: self._collect(found, outputs.get(engine_id), saved)
             for engine_id, found in groups.items()
         }
+        self._unmark(saved)
         self.sweep()
         return shipments
 
-    def _collect(self, found: list[tuple[int, Any]], output: Any) -> Shipment:
+    def _collect(self, found: list[tuple[int, Any]], output: Any, saved: list[Any]) -> Shipment:
         saves: dict[str, Any] = {}
         error = None
         for index, request in sorted(found, key=lambda item: item[0]):
@@ -215,12 +217,8 @@ class StagedRequests:
             saves.setdefault(label(index, "sequence", ""), None)
             if error is None:
                 error = request.deferred()
-            marked, others = _saves(), self._named_elsewhere(request)
-            for value in own_saves.values():
-                if id(value) not in others:
-                    marked.discard(id(value))
-        own = _own(error)
-        shipment = self._ship(found[0][1].id, saves, error, own)
+            saved += own_saves.values()
+        shipment = self._ship(found[0][1].id, saves, error)
         for _, request in found:
             self.requests.pop(request.id, None)
             _let_go(request.workers())
@@ -228,17 +226,19 @@ class StagedRequests:
                 self.link.say_done(request.id)
         return shipment
 
-    def _named_elsewhere(self, request: Any) -> set[int]:
-        """Ids of what other requests' blocks have names for: two may have saved the same number."""
-        return {
-            id(value)
-            for other in self.requests.values()
-            if other is not request
-            for worker in other.workers()
-            for value in worker.lcls.values()
-        }
+    def _unmark(self, saved: list[Any]) -> None:
+        """Collected values count as saved no more, but for those that a request still has a name for.
 
-    def _ship(self, carrier: str, saves: dict[str, Any], error: Any, own: bool) -> Shipment:
+        Two requests may have saved the same number.
+        """
+        workers = [worker for request in self.requests.values() for worker in request.workers()]
+        named = {id(value) for worker in workers for value in worker.lcls.values()}
+        marked = _saves()
+        for value in saved:
+            if id(value) not in named:
+                marked.discard(id(value))
+
+    def _ship(self, carrier: str, saves: dict[str, Any], error: Any) -> Shipment:
         """Agree with the other stages on who ships which leaf, and take this rank's share."""
         link = self.link
         last = link.core.stage == link.core.stages - 1
@@ -248,7 +248,6 @@ class StagedRequests:
             taken = Taken({})
             if error is None:
                 error = dict(capture_exception(exception))
-                own = _own(error)
         ships: dict[str, list[bool]] = {}
 
         def decide(below: dict[int, str]) -> str:
@@ -261,10 +260,10 @@ class StagedRequests:
                 link.exchange_held(carrier, decide, wait=any(taken.found.values()))
             else:
                 decide({})
-            return taken.shipment(ships, self._recorded, error, own)
+            return taken.shipment(ships, self._recorded, error, _own(error))
         except Exception as exception:
             failed = error or dict(capture_exception(exception))
-            return Taken({}).shipment({}, self._recorded, failed, own or _own(failed))
+            return Taken({}).shipment({}, self._recorded, failed, _own(failed))
 
     def _recorded(self, location: str) -> tuple[int, int] | None:
         """Where a recorded location is first visited, and how often here in a turn."""
