@@ -55,28 +55,26 @@ def _edit(pattern: str, change: Callable[[str], str | None]) -> Corruption:
     return corrupt
 
 
-def _drop(pattern: str) -> Corruption:
+def _somewhere(pattern: str, change: Callable[[list[str], int], object]) -> Corruption:
+    """Change a record at a line that matches: ``change(lines, at)``."""
+
     def corrupt(records: Records, draw: random.Random) -> Records | None:
         spots = _spots(records, pattern)
         if not spots:
             return None
         rank, line = draw.choice(spots)
-        del records[rank][line]
+        change(records[rank], line)
         return records
 
     return corrupt
+
+
+def _drop(pattern: str) -> Corruption:
+    return _somewhere(pattern, lambda lines, at: lines.pop(at))
 
 
 def _repeat(pattern: str) -> Corruption:
-    def corrupt(records: Records, draw: random.Random) -> Records | None:
-        spots = _spots(records, pattern)
-        if not spots:
-            return None
-        rank, line = draw.choice(spots)
-        records[rank].insert(line, records[rank][line])
-        return records
-
-    return corrupt
+    return _somewhere(pattern, lambda lines, at: lines.insert(at, lines[at]))
 
 
 def _swap(pattern: str) -> Corruption:
@@ -286,15 +284,20 @@ def _channel(records: Records) -> Iterator[tuple[int, int, list[int], list[int]]
             yield source, target, sent, taken
 
 
-@kind
-def reply_to_another_pull(records: Records, draw: random.Random) -> Records | None:
-    """A reply has another number, on both sides and in what landed."""
-    spots = [
+def _messages(records: Records, word: str) -> list[tuple[int, int, int, int]]:
+    """(from, to, line there, line here) of every message of a kind."""
+    return [
         (source, target, out, into)
         for source, target, sent, taken in _channel(records)
         for out, into in zip(sent, taken, strict=True)
-        if " reply [" in records[source][out]
+        if f" {word} [" in records[source][out]
     ]
+
+
+@kind
+def reply_to_another_pull(records: Records, draw: random.Random) -> Records | None:
+    """A reply has another number, on both sides and in what landed."""
+    spots = _messages(records, "reply")
     if not spots:
         return None
     source, target, out, into = draw.choice(spots)
@@ -308,12 +311,7 @@ def reply_to_another_pull(records: Records, draw: random.Random) -> Records | No
 @kind
 def release_of_nothing(records: Records, draw: random.Random) -> Records | None:
     """A rank releases what it never named, and its owner takes that."""
-    spots = [
-        (source, target, out, into)
-        for source, target, sent, taken in _channel(records)
-        for out, into in zip(sent, taken, strict=True)
-        if " done [" in records[source][out]
-    ]
+    spots = _messages(records, "done")
     source, target, out, into = draw.choice(spots)
     [request] = json.loads(records[source][out].partition(" done ")[2])
     while not records[source][out].startswith("say_done "):
