@@ -31,6 +31,11 @@ here (the value is older than that round by then) or when its request has ended 
 until every peer has released it or the request has drained. A pull of a value that is not published
 yet waits at the owner; one that can never be published is answered *never*, with the reason.
 
+*Calls.* A module that a block calls is real on some stage, its *home*. The arguments are complete
+where the worker's clock stands, the *caller*: that stage gives them to the home, which computes at
+once and publishes the result. So a call's result, like a read's, can be had from the place at which
+the block has made the call, whenever the home's own forward comes by.
+
 *The end.* When a request has ended here, this rank may still pull; then it says *done*. When it has
 heard *done* from every peer too, all that is left of the request goes.
 """
@@ -42,8 +47,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
+from .effects import Abandoned, Compute, Describe, Dropped, Effect, Landed, Send, Serve
 from .messages import (
+    Call,
     Done,
     Failed,
     Held,
@@ -102,6 +108,27 @@ class Available(NamedTuple):
 ALWAYS = Available(-1, -1)
 
 
+class Calling(NamedTuple):
+    """What becomes of a module's call; the same on every rank, but for ``available``.
+
+    Attributes:
+        key: the result's name.
+        caller: the stage that has the arguments.
+        home: the stage that computes, and publishes the result.
+        available: from when on this rank can have the result; on the home, from when on the arguments
+            are here.
+    """
+
+    key: Key
+    caller: int
+    home: int
+    available: Available
+
+
+#: What a caller publishes for the home of a call, once it has sent the arguments: a receipt.
+GIVEN = 0
+
+
 # --- state ------------------------------------------------------------------------------------
 
 
@@ -126,7 +153,7 @@ class _Worker:
     next_access: int = 0
     # No access with a number at or above this is made any more.
     finished: bool = False
-    # When the last call of a module can be had; a later call comes after it.
+    # When the last collective call can be had; a later one comes after it.
     called: Available | None = None
     # Access -> the location it touched, for comparing with what peers ask for.
     touched: dict[int, str] = field(default_factory=dict)
@@ -332,21 +359,37 @@ class Core:
         """The stages on which the module at ``path`` is real; all of them when it is unknown."""
         return self.homes.get(path, frozenset(range(self.stages)))
 
-    def call(self, worker: Worker, path: str, home: frozenset[int]) -> tuple[Key, int]:
-        """Name an ad-hoc use of a module (a call, a parameter) and say which stage does it.
+    def call(
+        self,
+        worker: Worker,
+        path: str,
+        home: frozenset[int],
+        collective: bool = False,
+        after: Iterable[Available] = (),
+    ) -> Calling:
+        """Name a call of the module at ``path``, which is real on ``home``, and say who does what.
 
-        A module that is real on several stages (a tied embedding) is used where this rank has it;
-        among others the lowest.
+        Args:
+            collective: whether the module may only run on the forward's thread, with the other columns
+                of its stage. Then its home computes it when its own worker gets there.
+            after: for such a call, when its arguments can be had.
         """
         state = self._worker(worker)
         key = Key(worker, state.next_access)
         state.next_access += 1
         state.touched[key.access] = path
-        owner = self.stage if self.stage in home or not home else min(home)
-        return key, owner
+        turn, index = state.clock
+        # After the end everything can be had everywhere.
+        caller = self.schedule.stage_of(index) if turn != END else min(home)
+        computes = caller if caller in home else min(home)
+        if collective:
+            return Calling(key, computes, computes, self._due(worker, computes, after))
+        if caller == self.stage != computes:
+            return Calling(key, caller, computes, ALWAYS)
+        return Calling(key, caller, computes, Available(turn, caller))
 
-    def due(self, worker: Worker, owner: int, after: Iterable[Available] = ()) -> Available:
-        """From when on the worker's call of this moment can be had from ``owner``.
+    def _due(self, worker: Worker, owner: int, after: Iterable[Available]) -> Available:
+        """From when on the worker's collective call of this moment can be had from ``owner``.
 
         Not before ``owner`` has the values ``after`` that the call needs. Nor before its worker has got
         this far: past the visits and the calls before this one, each of which it may have to wait for
@@ -489,18 +532,42 @@ class Core:
 
     def asked_for(self, key: Key) -> bool:
         """Whether any peer may still ask for ``key``; when none can there is nothing to publish."""
-        if self.stages == 1:
+        state = self._requests.get(key.worker.request)
+        if self.stages == 1 or state is None:
             return False
-        state = self._requests[key.worker.request]
         return not state.released.get(key, set()).issuperset(self.peers)
 
     def publish(self, key: Key, location: str, token: Any, size_bytes: int) -> list[Effect]:
         """This rank's worker read ``key``: keep what it read, and answer who asked already."""
+        return self._publish(key, location, token, size_bytes, set(self.peers))
+
+    def give(self, key: Key, path: str, home: int, call: str, token: Any) -> list[Effect]:
+        """This rank has the arguments (``token``) of a call: its home computes it now."""
+        effects = self._send(home, Call(key, path, call), token)
+        return effects + self._publish(key, path, GIVEN, 0, {home})
+
+    def awaits(self, key: Key) -> bool:
+        """Whether this rank's own worker may still get to the call ``key``, whose result is here."""
+        state = self._requests.get(key.worker.request)
+        if state is None or state.said_done:
+            return False
+        worker = state.workers.get(key.worker.block)
+        return worker is None or not worker.finished
+
+    def computed(self, key: Key, path: str, token: Any, size_bytes: int) -> list[Effect]:
+        """A call that this rank was given is done: its result is published."""
+        if key.worker.request not in self._requests:
+            return []  # everyone was done with the request meanwhile
+        return self._publish(key, path, token, size_bytes, set(self.peers))
+
+    def _publish(
+        self, key: Key, location: str, token: Any, size_bytes: int, peers: set[int]
+    ) -> list[Effect]:
         state = self._requests[key.worker.request]
         effects: list[Effect] = []
         for peer, pull in state.waiting.pop(key, ()):
             effects += self._answer(peer, pull, location, token)
-        peers = set(self.peers) - state.released.pop(key, set()) - state.done - self.dead
+        peers = peers - state.released.pop(key, set()) - state.done - self.dead
         if peers:
             state.buffer[key] = _Entry(location, token, size_bytes, peers)
         return effects
@@ -544,6 +611,13 @@ class Core:
                 if self._asked.pop(message.number, None) is None:
                     return []
                 return [Landed(message.number, reason=message.reason)]
+            case Call():
+                # The caller may be ahead: in a turn, even of a request, that is not open here yet. What
+                # the worker has not got to when it ends is refused to whoever asks for it.
+                self._request(message.key.worker.request)
+                if not self.awaits(message.key):
+                    return []
+                return [Compute(peer, message.key, message.location, message.call, token)]
             case Probe():
                 return [Describe(peer, message.number, message.call)]
             case Release():
@@ -651,11 +725,11 @@ class Core:
 
     # --- sending, and what can be seen from outside -------------------------------------------
 
-    def _send(self, peer: int, message: Message) -> list[Effect]:
+    def _send(self, peer: int, message: Message, token: Any = None) -> list[Effect]:
         if peer in self.dead:
             return []
         self.counters.messages += 1
-        return [Send(peer, message)]
+        return [Send(peer, message, token)]
 
     def _send_all(self, message: Message) -> list[Effect]:
         return [effect for peer in self.peers for effect in self._send(peer, message)]

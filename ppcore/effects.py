@@ -2,7 +2,7 @@
 
 Effects are carried out in the order in which the core returned them, before it decides anything else,
 so that messages leave in the order of its decisions. Only what takes a while, evaluating a value to
-send, is done afterwards: `Serve` and `Describe`.
+send or a module, is done afterwards: `Serve`, `Describe` and `Compute`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from .messages import Key, Message, Worker
 
 
 class Send(NamedTuple):
-    """Send ``message`` to the rank of stage ``peer``."""
+    """Send ``message`` to the rank of stage ``peer``, with the payload ``token`` if there is one."""
 
     peer: int
     message: Message
+    token: Any = None
 
 
 class Serve(NamedTuple):
@@ -35,6 +36,20 @@ class Describe(NamedTuple):
     peer: int
     number: int
     call: str
+
+
+class Compute(NamedTuple):
+    """Call the module at ``location`` with ``token`` and tell the core the result: the value of ``key``.
+
+    It is done on the thread that took the message, before that takes another one: the forward's own
+    thread may be inside the engine, and the stage ``peer`` may wait for the result.
+    """
+
+    peer: int
+    key: Key
+    location: str
+    call: str
+    token: Any
 
 
 class Landed(NamedTuple):
@@ -64,4 +79,4 @@ class Dropped(NamedTuple):
     request: str
 
 
-Effect = Send | Serve | Describe | Landed | Abandoned | Dropped
+Effect = Send | Serve | Describe | Compute | Landed | Abandoned | Dropped

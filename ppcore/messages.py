@@ -2,7 +2,7 @@
 
 Every message prints as one short line that parses back: tests, logs, replay files and error texts
 share that spelling. A payload (the bytes of a tensor) never is part of a message; it travels beside
-a [`Reply`][ppcore.messages.Reply].
+a [`Reply`][ppcore.messages.Reply] or a [`Call`][ppcore.messages.Call].
 
 A value is named by ``(request, worker, access)``: every rank runs the same block, so access ``n`` of
 a worker is the same access everywhere. The location rides along to be compared, not to be looked up.
@@ -52,6 +52,20 @@ class Probe:
 
     word: ClassVar[str] = "probe"
     number: int
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Compute a call of the receiver's module at ``location``, whose arguments travel beside this.
+
+    ``call`` (opaque text) says what the arguments are to each other. The result is published there, as
+    the value that ``key`` names.
+    """
+
+    word: ClassVar[str] = "call"
+    key: Key
+    location: str
     call: str
 
 
@@ -114,7 +128,7 @@ class Bye:
     word: ClassVar[str] = "bye"
 
 
-Message = Pull | Probe | Reply | Never | Release | Held | Failed | Done | Bye
+Message = Pull | Probe | Call | Reply | Never | Release | Held | Failed | Done | Bye
 
 
 def _key(key: Key) -> list[object]:
@@ -137,6 +151,8 @@ def spell(message: Message) -> str:
             fields = [message.number, _key(message.key), message.location, message.expression]
         case Probe():
             fields = [message.number, message.call]
+        case Call():
+            fields = [_key(message.key), message.location, message.call]
         case Reply():
             fields = [message.number]
         case Never():
@@ -169,6 +185,9 @@ def parse(text: str) -> Message:
                 return Pull(int(number), _unkey(key), str(location), str(expression))
             case "probe":
                 return Probe(int(fields[0]), str(fields[1]))
+            case "call":
+                key, location, call = fields
+                return Call(_unkey(key), str(location), str(call))
             case "reply":
                 return Reply(int(fields[0]))
             case "never":

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .core import Available, Core, Verdict
-from .effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
+from .effects import Abandoned, Compute, Describe, Dropped, Effect, Landed, Send, Serve
 from .messages import Key, Message, Worker, parse, spell
 from .schedule import Place, Schedule
 
@@ -152,6 +152,10 @@ def _available(value: Any) -> Available:
     return Available(int(turn), int(stage))
 
 
+def _availables(value: Any) -> list[Available]:
+    return [_available(item) for item in value]
+
+
 def _released(value: Any) -> list[tuple[int, Key]]:
     return [(int(owner), _key(key)) for owner, key in value]
 
@@ -168,7 +172,9 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], ...]] = {
     "access": (_worker, str, int),
     "again": (_key, str, int),
     "served": (_worker, _place),
-    "call": (_worker, str, frozenset),
+    "call": (_worker, str, frozenset, bool, _availables),
+    "give": (_key, str, int, str, _token),
+    "computed": (_key, str, _token, int),
     "pull": (_key, str, str, int, _available),
     "probe": (int, str),
     "wait": (_numbers,),
@@ -187,6 +193,9 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], ...]] = {
 #: Events that are spelled ``take PEER MESSAGE``; a payload is not spelled.
 _MESSAGES = frozenset({"take", "sent_reply"})
 
+#: Events with a payload among their arguments, and where: only whether there is one is spelled.
+_TOKENS = {"publish": 2, "computed": 2, "give": 4}
+
 #: Every event, by the name of the core's method.
 EVENTS = frozenset({*_ARGUMENTS, *_MESSAGES})
 
@@ -194,9 +203,9 @@ EVENTS = frozenset({*_ARGUMENTS, *_MESSAGES})
 def _spell_call(word: str, args: tuple[Any, ...]) -> str:
     if word in _MESSAGES:
         return f"{word} {args[0]} {spell(args[1])}"
-    if word == "publish":
-        key, location, token, size_bytes = args
-        args = (key, location, token is not None, size_bytes)
+    if word in _TOKENS:
+        at = _TOKENS[word]
+        args = (*args[:at], args[at] is not None, *args[at + 1 :])
     return f"{word} {_json(args)}"
 
 
@@ -207,6 +216,8 @@ def spell_effect(effect: Effect) -> str:
             return f"send {peer} {spell(message)}"
         case Serve(peer, number, key, expression):
             return f"serve {_json([peer, number, key, expression])}"
+        case Compute(peer, key, location, call):
+            return f"compute {_json([peer, key, location, call])}"
         case Describe(peer, number, call):
             return f"describe {_json([peer, number, call])}"
         case Landed(number, _, reason):

@@ -5,9 +5,8 @@ engine's and of the faults, so that rare combinations come about as often as the
 other.
 
 What is not drawn, because a single rank gives no answer to compare with: a layer skipped by one of
-several requests in a step (nnsight refuses it), in-place edits of parameters; and, because no earlier stage
-can do it, anything that needs the result of a later stage's call before an earlier stage's forward goes
-on in the same turn (see the README).
+several requests in a step (nnsight refuses it), in-place edits of parameters; and, with several columns,
+what needs a call's result in the same turn (see the README).
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from .programs import (
 
 #: What a case may use; each draws a subset.
 FEATURES = tuple(
-    "write edit blend derive mix save append call use if for stop raise order ghost result skip param "
+    "write edit blend derive mix save append call if for stop raise order ghost result skip param "
     "cache put".split()
 )
 #: The features that are statements to choose from.
-_KINDS = set(FEATURES) - {"order", "ghost", "use", "cache"}
+_KINDS = set(FEATURES) - {"order", "ghost", "cache"}
 #: What the engine may do besides; each case draws a subset.
 ENGINE = ("preempt", "eos", "stop", "n", "after", "registered", "ignore_eos")
 #: What may go wrong; each case draws a subset, mostly an empty one.
@@ -63,20 +62,18 @@ class Writer:
     def __init__(self, draw: random.Random, case: Case, features: set[str]) -> None:
         self.draw = draw
         self.features = features
-        self.uses = "use" in features and "order" not in features
         self.order = [
             location
             for stage in visits(case)
             for location in stage
             if not location.endswith(".skip")
         ]
-        self.stages = case.stages
+        # Whether a call's result is there in the same turn.
+        self.acts = case.columns == 1
+        self.paths = ["N", "N", "E", *(["S"] if case.shared else [])]
         self.layers = case.stages * case.layers
         self.slots = dict(case.containers).get("rows", 0)
-        self.last = self.order.index(f"L{self.layers - case.layers}.in")
         self.position = 0
-        # Nothing before this may be touched any more in this turn.
-        self.floor = 0
         self.skipped: set[str] = set()
         self.registered = False
         self.names: list[str] = []
@@ -89,7 +86,7 @@ class Writer:
 
     def block(self, length: int, *, registered: bool = False) -> Block:
         """A block of about ``length`` statements."""
-        self.position = self.floor = 0
+        self.position = 0
         self.names, self.called, self.parameters = [], [], []
         self.registered = registered
         head = self._caches()
@@ -168,7 +165,6 @@ class Writer:
             return f"L{draw.randrange(self.layers)}.ghost"
         if "order" in self.features and draw.random() < 0.15:
             return draw.choice(order)
-        self.position = max(self.position, self.floor)
         if self.position >= len(order) - 1:
             return order[-1]
         self.position += int(draw.random() * draw.random() * (len(order) - self.position))
@@ -226,11 +222,10 @@ class Writer:
                     return made
                 self.before.append(made)
                 return Blend(one, name)
-            case "call" if self.uses and draw.random() < 0.5:
-                return self._use(one)
+            case "call" if self.acts:
+                return self._call(one)
             case "call":
-                # What a later stage computes cannot act on an earlier one in this turn, on any rank
-                # but one: so results are otherwise only derived from and kept.
+                # A result that may come with the next turn is only derived from and kept.
                 name = f"c{draw.randrange(3)}"
                 self.called.append(name)
                 return Call(name, "N", one)
@@ -256,7 +251,7 @@ class Writer:
                 if draw.random() < 0.5:
                     self.position = before
                 return If(one, body)
-            case "for" if depth < 2 and not self.floor:
+            case "for" if depth < 2:
                 return self._loop(depth)
         return self._read()
 
@@ -268,7 +263,7 @@ class Writer:
 
     def _skip(self, name: str) -> Statement:
         """Skip a layer that comes later, each once: a second skip of a visit is nnsight's to define."""
-        reached = self.order[max(self.position, self.floor)]
+        reached = self.order[self.position]
         first = int(reached[1:-3]) if reached.endswith(".in") else self.layers
         if reached.endswith(".out") and reached[0] == "L":
             first = int(reached[1:-4]) + 1
@@ -280,18 +275,20 @@ class Writer:
         self.position = self.order.index(f"{path}.out")
         return Skip(path, name)
 
-    def _use(self, name: str) -> Statement:
-        """A call on the last stage whose result is acted on in the same turn, there or later."""
+    def _call(self, name: str) -> Statement:
+        """A call, of whose result a value that was read before is often made at once."""
         draw = self.draw
-        made = f"c{draw.randrange(3)}"
-        self.called.append(made)
-        self.before.append(Call(made, "N", name))
-        self.floor = max(self.floor, self.last)
-        if draw.random() < 0.5:
-            return Write(self._location(), made)
-        # What was read before must not be edited any more: an earlier stage's forward is past it.
-        self.names.clear()
-        return If(made, (Read("u", self._location()), Save("y", made)))
+        made = f"v{draw.randrange(6)}"
+        call = Call(made, draw.choice(self.paths), name)
+        if made not in self.names:
+            self.names.append(made)
+        lot = draw.random()
+        if lot < 0.4:
+            return call
+        self.before.append(call)
+        if lot < 0.6:
+            return If(made, (Edit(name, draw.randrange(1, 9)), Save("y", made)))
+        return Blend(name, made) if lot < 0.8 else Write(self.order[self.position], made)
 
     def _prepared(self, statement: Mix | Derive) -> str:
         """The name of what ``statement`` makes; it is written before the statement at hand."""
@@ -301,7 +298,6 @@ class Writer:
     def _loop(self, depth: int) -> For:
         draw = self.draw
         self.position = 0
-        floor, self.floor = self.floor, 0
         # An access first: a loop over nothing but its own values would not end.
         body: tuple[Statement, ...] = (
             self._read(), *self._across(), *self._body(draw.randrange(0, 5), depth + 1)
@@ -310,8 +306,6 @@ class Writer:
             body = (*body, Append("out", draw.choice(self.names)))
         form = draw.randrange(4)
         start = draw.randrange(0, 3)
-        # After a turn in which a call was acted on, the block touches nothing that lies before it.
-        self.floor = max(floor, self.floor)
         self.position = draw.choice([0, len(self.order) // 2])
         if form == 0:
             return For(0, None, None, body)

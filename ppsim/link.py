@@ -11,10 +11,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ppcore.core import Available, Core
-from ppcore.effects import Abandoned, Dropped, Effect, Landed, Send, Serve
+from ppcore.effects import Abandoned, Compute, Dropped, Effect, Landed, Send, Serve
 from ppcore.errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ppcore.messages import Key, Message, Never, Reply, Worker
 
+from .terms import CALL, term
 from .values import Base, evaluate, parameter
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Link:
     Attributes:
         landed: pull number -> its term, until no lazy needs it.
         refused: pull number -> why it is answered never.
+        results: calls that were computed here -> their terms, until this rank's worker gets there.
         abandoned: workers that raised on another rank, where and with which error.
     """
 
@@ -40,6 +42,7 @@ class Link:
         self.column = column
         self.landed: dict[int, int] = {}
         self.refused: dict[int, str] = {}
+        self.results: dict[Key, int] = {}
         self.abandoned: dict[Worker, Abandoned] = {}
         self.lost: list[tuple[int, Key, list[int]]] = []
         # Pull number -> what it was asked for, for checks that do not ask the core.
@@ -61,21 +64,34 @@ class Link:
         """
         if not effects:
             return ()
-        serves: list[Serve] = []
+        slow: list[Serve | Compute] = []
         for effect in effects:
             kind = type(effect)
             if kind is Send:
-                self.send(effect.peer, effect.message)  # type: ignore[union-attr]
-            elif kind is Serve:
-                serves.append(effect)  # type: ignore[arg-type]
+                self.send(effect.peer, effect.message, effect.token)  # type: ignore[union-attr]
+            elif kind is Serve or kind is Compute:
+                slow.append(effect)  # type: ignore[arg-type]
             else:
                 self._at_once(effect)
-        return self._serve_each(serves) if serves else ()
+        return self._answer_each(slow) if slow else ()
 
-    def _serve_each(self, serves: list[Serve]) -> Iterator[Wait]:
-        for serve in serves:
+    def _answer_each(self, slow: list[Serve | Compute]) -> Iterator[Wait]:
+        for effect in slow:
             yield None
-            self._serve(serve)
+            if isinstance(effect, Serve):
+                self._serve(effect)
+            else:
+                yield from self._compute(effect)
+
+    def _compute(self, effect: Compute) -> Iterator[Wait]:
+        key, path = effect.key, effect.location
+        result = term(CALL, len(path), effect.token)
+        if self.core.awaits(key):
+            self.results[key] = result
+        yield None
+        token = result if self.core.asked_for(key) else None
+        yield None
+        yield from self.carry_out(self.core.computed(key, path, token, 1))
 
     def _at_once(self, effect: Effect) -> None:
         match effect:
@@ -253,6 +269,11 @@ class Link:
         yield None
         yield from self.carry_out(self.core.publish(key, location, value, 1))
 
+    def give(self, key: Key, path: str, home: int, argument: int) -> Generator[Wait, None, None]:
+        """This rank has the argument of a call: its home computes it."""
+        yield None
+        yield from self.carry_out(self.core.give(key, path, home, "", argument))
+
     def failed(self, worker: Worker, error: str) -> Generator[Wait, None, None]:
         """The worker raised here: tell every rank."""
         yield None
@@ -267,7 +288,10 @@ class Link:
         """This rank pulls nothing more of the request."""
         yield from self.flush()
         yield None
-        yield from self.carry_out(self.core.say_done(request))
+        effects = self.core.say_done(request)
+        for key in [key for key in self.results if key.worker.request == request]:
+            del self.results[key]
+        yield from self.carry_out(effects)
 
     def exchange_held(
         self, request: str, leaves: Callable[[dict[int, str]], str], *, wait: bool

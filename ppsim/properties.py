@@ -258,6 +258,7 @@ class Properties:
             "landed values": list(link.landed),
             "refusals": list(link.refused),
             "abandonments": list(link.abandoned),
+            "results": list(link.results),
             "lazies": list(link.live),
             "workers": list(rank.carried),
             "asked": list(core._asked),

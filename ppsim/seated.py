@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
 
-from ppcore.core import ALWAYS, STATIC, Available, Verdict
+from ppcore.core import ALWAYS, STATIC, Available, Calling, Verdict
 from ppcore.errors import PPError
 from ppcore.messages import Key, Worker
 from ppcore.schedule import REPLICATED, Place
@@ -71,8 +71,9 @@ class Seated(Frame):
         self._unfinished: Force | Use | None = None
         self._plan: list[tuple[Node, Base, str]] = []
         self._numbers: list[int] = []
-        # The call that runs here, or the lazy of one that runs elsewhere.
-        self._call: tuple[Key, str] | Box | None = None
+        # The call that is made, and what it is answered with.
+        self._call: Calling | None = None
+        self._called: Box | None = None
         self._seen: dict[tuple[Place, str], Box] = {}
         # One tensor to the block however often it reads a parameter, and one pull.
         self._parameters: dict[str, Box] = {}
@@ -120,7 +121,7 @@ class Seated(Frame):
         # The traceback would keep boxes alive.
         self.exception = error.with_traceback(None)
         self.how = ending(error)
-        self.pending = self.held = self._unfinished = self._call = None
+        self.pending = self.held = self._unfinished = self._call = self._called = None
         self._plan = []
         self.alive = False
         self._running.close()
@@ -155,29 +156,34 @@ class Seated(Frame):
             raise
 
     def _begin(self, want: Force | Use) -> Steps:
-        """Ask for what a force, or a call that runs here, needs."""
-        core = self.link.core
-        nodes: list[Node] = []
+        """Ask for what a force, or a call, needs here."""
+        nodes: list[Node]
         if isinstance(want, Force):
             nodes = want.nodes
         else:
-            home = core.home(want.path)
-            yield None
-            key, owner = core.call(self.worker, want.path, home)
-            after = [node.base.available for node in want.node.unsettled() if node.base is not None]
-            when = core.due(self.worker, owner, after)
-            self._call = (key, want.path)
-            if owner == core.stage:
-                nodes = [want.node]
-            else:
-                base = self.link.base(key, want.path, owner, when)
-                self._call = Box(Node(None, base))
+            nodes = yield from self._name(want)
         self._unfinished = want
         self._plan = plan(nodes)
         self._numbers = []
         if self._plan:
             wanted = [(base, text) for _, base, text in self._plan]
             self._numbers = yield from self.link.request(wanted)
+
+    def _name(self, want: Use) -> Generator[Wait, None, list[Node]]:
+        """Name a call; what this rank needs for its part of it."""
+        core, path = self.link.core, want.path
+        yield None
+        after = [node.base.available for node in want.node.unsettled() if node.base is not None]
+        # What columns gather inside a module is gathered on the forward's threads.
+        collective = self.link.world.case.columns > 1
+        call = core.call(self.worker, path, core.home(path), collective, after)
+        key, caller, home, when = self._call = call
+        if core.stage == home != caller:
+            receipt = Node(None, self.link.base(key, path, caller, when))
+            return [receipt]
+        if core.stage != home:
+            self._called = Box(Node(None, self.link.base(key, path, home, when)))
+        return [want.node] if core.stage == caller else []
 
     def _parameter(self, location: str) -> Box:
         """A parameter of a module: its value where the module is real, elsewhere a lazy."""
@@ -202,19 +208,29 @@ class Seated(Frame):
             node.settle(value)
         self._plan = []
         want = self._unfinished
-        if isinstance(want, Use) and isinstance(self._call, tuple):
-            key, path = self._call
-            result = term(CALL, len(path), want.node.evaluate())
-            if len(link.core.home(path)) < link.core.stages:
-                yield from link.publish(key, path, result)
-            self._call = Box(Node(result))
+        if isinstance(want, Use) and self._call is not None:
+            call, self._call = self._call, None
+            yield from self._make(want, call)
         return True
+
+    def _make(self, want: Use, call: Calling) -> Steps:
+        """This rank's part of a call: compute it, give its arguments away, take its result."""
+        key, caller, home, _ = call
+        link, path = self.link, want.path
+        if link.stage == caller == home:
+            result = term(CALL, len(path), want.node.evaluate())
+            yield from link.publish(key, path, result)
+            self._called = Box(Node(result))
+        elif link.stage == caller:
+            yield from link.give(key, path, home, want.node.evaluate())
+        elif link.stage == home:
+            self._called = Box(Node(link.results.pop(key)))
 
     def _result(self) -> Box | None:
         want, self._unfinished = self._unfinished, None
         if isinstance(want, Use):
-            box, self._call = self._call, None
-            assert isinstance(box, Box)
+            box, self._called = self._called, None
+            assert box is not None
             return box
         return None
 

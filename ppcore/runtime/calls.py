@@ -1,15 +1,23 @@
 """Using a module away from its place in the forward: ad-hoc calls and parameters.
 
 ``model.logits_processor(model.lm_head, model.model.norm(h))`` runs where all the modules involved are
-real; elsewhere its result is a lazy. What it looks like there is asked of the owner, once for each
-shape of arguments: the owner runs the call on zeros. That needs no place in the run, so it can be
-waited for anywhere, and no data of the request moves.
+real, the call's *home*. The stage whose visit the block is in has the arguments; unless it is the home
+itself it sends them there, and the home computes on the thread that received them. Its forward may be
+anywhere meanwhile. Everywhere but there the result is a lazy, and can be forced at once.
+
+What the result looks like is asked of the home, once for each shape of arguments: it runs the call on
+zeros. That needs no place in the run, so it can be waited for anywhere.
+
+Inside of a module the ranks of a stage may exchange data (tensor parallelism), which they have to do in
+one order, on the forward's threads. Such a *collective* call is computed when the home's own worker gets
+to it; what an earlier stage does with the result comes too late for the turn that it was made in.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +25,17 @@ import torch
 from ..core import ALWAYS, STATIC
 from ..errors import BlockError
 from ..messages import Key, Worker
-from . import lazy
+from . import expression, lazy
 from .interleaver import PPInterleaver, Rows, Shape, Template
 from .lazy import Base, LazyTensor
 from .stubs import ModuleInfo, is_stub
 
 if TYPE_CHECKING:
     from .mediator import PPMediator
+
+
+#: The whole of a value.
+_WHOLE = expression.of_leaf(())
 
 
 def module_of(value: Any) -> torch.nn.Module | None:
@@ -44,16 +56,27 @@ class Calls:
 
     Args:
         interleaver: this rank's; its link must be connected.
-        resolve: module path -> the module on this rank (a stub where it is elsewhere).
+        paths: module path -> the module on this rank (a stub where it is elsewhere).
+        collective: whether modules may only run on the forward's thread, since the columns of a stage
+            exchange data inside of them.
     """
 
-    def __init__(self, interleaver: PPInterleaver, paths: dict[str, torch.nn.Module]) -> None:
+    def __init__(
+        self,
+        interleaver: PPInterleaver,
+        paths: dict[str, torch.nn.Module],
+        *,
+        collective: bool = False,
+    ) -> None:
         self.interleaver = interleaver
         self.paths = paths
+        self.collective = collective
         self._path_of = {}
         for path, module in paths.items():
             self._path_of.setdefault(id(module), path)
         self._structures: dict[tuple[int, str], Template] = {}
+        # Held while the interleaver's bystanders change.
+        self._beside = threading.Lock()
 
     # --- the asking side ----------------------------------------------------------------------
 
@@ -71,16 +94,25 @@ class Calls:
             raise BlockError(f"no stage holds all of {names!r}; a call needs its modules together")
         after = [node.base.available for node in _bases(args, kwargs) if node.base is not None]
         with link._changed:
-            key, owner = core.call(mediator.worker_id, path, home)
-            when = core.due(mediator.worker_id, owner, after)
-        if owner == core.stage:
+            key, caller, computes, when = core.call(
+                mediator.worker_id, path, home, self.collective, after
+            )
+        if core.stage == computes:
+            if core.stage != caller:
+                # The receipt for the arguments: the call was computed before it was taken.
+                link.fetch([(Base(link, key, path, caller, when), _WHOLE)])
+                return link.result(key)
             args, kwargs = lazy.resolve((args, kwargs))
             result = run(*args, **kwargs)
-            if len(home) < core.stages:
-                link.publish(key, path, result)
+            link.publish(key, path, result)
             return result
-        template = self._structure(owner, path, args, kwargs)
-        base = Base(link, key, path, owner, when)
+        template = self._structure(computes, path, args, kwargs)
+        if core.stage == caller:
+            args, kwargs = lazy.resolve((args, kwargs))
+            tensors: list[torch.Tensor] = []
+            spelled = self._spell_call(path, args, kwargs, tensors)
+            link.give(key, path, computes, spelled, tensors)
+        base = Base(link, key, path, computes, when)
         return template.lazies(base, Rows(0, 0, 0), link.device)  # its extents are all known
 
     def parameter(self, mediator: PPMediator, path: str, name: str, info: ModuleInfo) -> LazyTensor:
@@ -107,14 +139,7 @@ class Calls:
         return path
 
     def _structure(self, owner: int, path: str, args: tuple, kwargs: dict) -> Template:
-        spelled = json.dumps(
-            {
-                "module": path,
-                "args": [self._spell(arg) for arg in args],
-                "kwargs": {name: self._spell(arg) for name, arg in kwargs.items()},
-            },
-            separators=(",", ":"),
-        )
+        spelled = self._spell_call(path, args, kwargs, [])
         found = self._structures.get((owner, spelled))
         if found is None:
             link = self.interleaver.link
@@ -123,15 +148,34 @@ class Calls:
             self._structures[owner, spelled] = found
         return found
 
-    def _spell(self, value: Any) -> Any:
+    def _spell_call(
+        self, path: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor]
+    ) -> str:
+        """The call as text, without the data of its tensors, which are added to ``tensors`` in order."""
+        found = {
+            "module": path,
+            "args": [self._spell(arg, tensors) for arg in args],
+            "kwargs": {name: self._spell(arg, tensors) for name, arg in kwargs.items()},
+        }
+        if torch.is_autocast_enabled(self._device.type):
+            found["autocast"] = _name(torch.get_autocast_dtype(self._device.type))
+        return json.dumps(found, separators=(",", ":"))
+
+    @property
+    def _device(self) -> torch.device:
+        link = self.interleaver.link
+        return link.device if link is not None else torch.device("cpu")
+
+    def _spell(self, value: Any, tensors: list[torch.Tensor]) -> Any:
         if module_of(value) is not None:
             return {"module": self._path(value)}
         if isinstance(value, torch.Tensor):
-            return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+            tensors.append(value)
+            return {"shape": list(value.shape), "dtype": _name(value.dtype)}
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
         if isinstance(value, (tuple, list)):
-            return {"items": [self._spell(item) for item in value]}
+            return {"items": [self._spell(item, tensors) for item in value]}
         raise BlockError(f"a {type(value).__name__} cannot be passed to a module of another stage")
 
     # --- the answering side -------------------------------------------------------------------
@@ -139,28 +183,44 @@ class Calls:
     def describe(self, spelled: str) -> str:
         """The structure that a call returns, found by running it on zeros (on a receiving thread)."""
         call = json.loads(spelled)
+        return json.dumps(_write(self._run(call, lambda part: self._zeros(part))))
+
+    def compute(self, spelled: str, tensors: list[torch.Tensor]) -> Any:
+        """What a call returns, for these tensors among its arguments (on a receiving thread)."""
+        rest = iter(tensors)
+        return self._run(json.loads(spelled), lambda part: next(rest))
+
+    def _run(self, call: dict[str, Any], tensor: Callable[[Any], torch.Tensor]) -> Any:
+        """Run a call beside the forward; ``tensor`` gives a tensor for its description."""
         module = self.paths[call["module"]]
         if is_stub(module):
             raise BlockError(f"{call['module']!r} is not real here")
-        args = [self._zeros(arg) for arg in call["args"]]
-        kwargs = {name: self._zeros(arg) for name, arg in call["kwargs"].items()}
-        self.interleaver.bystander = threading.get_ident()
+        args = [self._argument(part, tensor) for part in call["args"]]
+        kwargs = {name: self._argument(part, tensor) for name, part in call["kwargs"].items()}
+        dtype = getattr(torch, call["autocast"]) if "autocast" in call else None
+        autocast = torch.autocast(self._device.type, dtype, enabled=dtype is not None)
+        thread, interleaver = threading.get_ident(), self.interleaver
+        with self._beside:
+            interleaver.bystanders |= {thread}
         try:
-            result = type(module).forward(module, *args, **kwargs)
+            with autocast:
+                return module(*args, **kwargs)
         finally:
-            self.interleaver.bystander = None
-        return json.dumps(_write(result))
+            with self._beside:
+                interleaver.bystanders -= {thread}
 
-    def _zeros(self, spelled: Any) -> Any:
+    def _argument(self, spelled: Any, tensor: Callable[[Any], torch.Tensor]) -> Any:
         if "module" in spelled:
             return self.paths[spelled["module"]]
         if "shape" in spelled:
-            dtype = getattr(torch, spelled["dtype"])
-            device = self.interleaver.link.device if self.interleaver.link else None
-            return torch.zeros(spelled["shape"], dtype=dtype, device=device)
+            return tensor(spelled)
         if "items" in spelled:
-            return tuple(self._zeros(item) for item in spelled["items"])
+            return tuple(self._argument(item, tensor) for item in spelled["items"])
         return spelled["value"]
+
+    def _zeros(self, spelled: Any) -> torch.Tensor:
+        dtype = getattr(torch, spelled["dtype"])
+        return torch.zeros(spelled["shape"], dtype=dtype, device=self._device)
 
     def value_of(self, location: str) -> torch.Tensor:
         """The parameter that ``location`` names, for a peer."""
@@ -184,9 +244,13 @@ def _bases(args: tuple, kwargs: dict) -> list[lazy.Node]:
     return list(found.values())
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _write(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        return {"shape": list(value.shape), "dtype": _name(value.dtype)}
     if isinstance(value, (tuple, list)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_write(item) for item in value]}

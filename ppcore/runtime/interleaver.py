@@ -178,8 +178,8 @@ class PPInterleaver(Interleaver):
 
     link: Link | None = None
     recording: Recording | None = None
-    #: The thread on which modules run beside the forward (see `calls`); it serves no worker.
-    bystander: int | None = None
+    #: Threads on which modules run beside the forward (see `calls`); they serve no worker.
+    bystanders: frozenset[int] = frozenset()
     #: Ad-hoc calls and parameters; set once connected.
     calls: Calls | None = None
     #: Locations that this stage's forward visits, but that belong to another stage: the outer
@@ -248,6 +248,8 @@ class PPInterleaver(Interleaver):
         if recording is not None:
             recording.visit(provider, value)
             return value
-        if provider in self.foreign or self.bystander == threading.get_ident():
+        if provider in self.foreign or (
+            self.bystanders and threading.get_ident() in self.bystanders
+        ):
             return value
         return super().handle(provider, value)

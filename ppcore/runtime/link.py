@@ -20,7 +20,7 @@ import torch
 from greenlet import getcurrent
 
 from ..core import Core
-from ..effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
+from ..effects import Abandoned, Compute, Describe, Dropped, Effect, Landed, Send, Serve
 from ..errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
@@ -47,6 +47,7 @@ class Link:
         deadline_s: how long a wait may last before it ends with a report.
         parameter: location of a module's parameter -> the tensor, for peers that need one.
         describe: a call's spelling -> the structure it returns, spelled (see `calls`).
+        compute: a call's spelling, and the tensors among its arguments -> what it returns.
         changed: the lock, and what waits for a change wait on; the simulator passes its own.
     """
 
@@ -59,6 +60,7 @@ class Link:
         deadline_s: float = 300.0,
         parameter: Callable[[str], torch.Tensor] | None = None,
         describe: Callable[[str], str] | None = None,
+        compute: Callable[[str, list[torch.Tensor]], Any] | None = None,
         changed: threading.Condition | None = None,
     ) -> None:
         self.core = core
@@ -69,10 +71,13 @@ class Link:
         self.host_copies = 0
         self._parameter = parameter
         self._describe = describe
+        self._module_call = compute
         self._changed = changed or threading.Condition()
         # Pull number -> its value, until no lazy needs it.
         self._landed: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
+        # Calls that were computed here -> what they returned or raised, until this rank's worker comes.
+        self._results: dict[Key, Any] = {}
         self._abandoned: dict[Worker, Abandoned] = {}
         # Bases that no lazy needs, put here by destructors on any thread.
         self._forgotten: deque[tuple[int, Key, list[int]]] = deque()
@@ -91,14 +96,14 @@ class Link:
         for effect in slow:
             self._answer(effect)
 
-    def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe]:
+    def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe | Compute]:
         """Do what is cheap, with the lock held; what takes a while is returned."""
-        slow: list[Serve | Describe] = []
+        slow: list[Serve | Describe | Compute] = []
         for effect in effects:
             match effect:
-                case Send(peer, message):
-                    self._send(peer, message)
-                case Serve() | Describe():
+                case Send(peer, message, payload):
+                    self._send(peer, message, payload or ())
+                case Serve() | Describe() | Compute():
                     slow.append(effect)
                 case Landed(number, token, reason):
                     if number not in self._since:
@@ -118,8 +123,11 @@ class Link:
         assert self.transport is not None
         self.transport.send(peer, spell(message), payload)
 
-    def _answer(self, effect: Serve | Describe) -> None:
-        """Evaluate what a peer asked for and send it."""
+    def _answer(self, effect: Serve | Describe | Compute) -> None:
+        """Evaluate what a peer asked for and send it, or publish it where it is a call."""
+        if isinstance(effect, Compute):
+            self._compute(effect)
+            return
         payload: Sequence[Buffer] = ()
         message: Reply | Never = Reply(effect.number)
         try:
@@ -131,6 +139,22 @@ class Link:
             self.core.sent_reply(effect.peer, message)
             self._send(effect.peer, message, payload)
 
+    def _compute(self, effect: Compute) -> None:
+        assert self._module_call is not None
+        key, kept, size = effect.key, None, 0
+        try:
+            with torch.inference_mode():
+                result = self._module_call(effect.call, effect.token)
+        except Exception as error:
+            result = kept = error
+        with self._changed:
+            if self.core.awaits(key):
+                self._results[key] = result
+            wanted = self.core.asked_for(key)
+        if wanted and kept is None:
+            kept, size = self._kept(result)
+        self._do(lambda: self.core.computed(key, effect.location, kept, size))
+
     def _asked_value(self, effect: Serve | Describe) -> Any:
         if isinstance(effect, Describe):
             assert self._describe is not None
@@ -139,6 +163,8 @@ class Link:
         if isinstance(token, str):
             assert self._parameter is not None
             token = (self._parameter(token),)
+        if isinstance(token, Exception):
+            raise token
         return expression.evaluate(effect.expression, token)
 
     # --- what the transport brings ------------------------------------------------------------
@@ -331,11 +357,34 @@ class Link:
             if not self.core.asked_for(key):
                 self.core.publish(key, location, None, 0)
                 return
+        kept, size = self._kept(value)
+        self._do(lambda: self.core.publish(key, location, kept, size))
+
+    def give(
+        self, key: Key, location: str, home: int, call: str, tensors: list[torch.Tensor]
+    ) -> None:
+        """This rank has the arguments of a call: its home computes it now."""
+        payload = codec.pieces(self._kept(tensors)[0])
+        self._do(lambda: self.core.give(key, location, home, call, payload))
+
+    def result(self, key: Key) -> Any:
+        """What a call returned that was computed here, for this rank's worker.
+
+        Raises:
+            Exception: what the module raised.
+        """
+        with self._changed:
+            found = self._results.pop(key)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _kept(self, value: Any) -> tuple[Any, int]:
+        """``value`` with its tensors as they are now, and their bytes."""
         from .lazy import map_tensors
 
         kept = map_tensors(value, lambda path, tensor: self._keep(tensor))
-        size = codec.size_bytes(kept)
-        self._do(lambda: self.core.publish(key, location, kept, size))
+        return kept, codec.size_bytes(kept)
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that later work cannot change.
@@ -406,6 +455,9 @@ class Link:
     def say_done(self, request: str) -> None:
         """This rank pulls nothing more of the request."""
         self._flush()
+        with self._changed:
+            for key in [key for key in self._results if key.worker.request == request]:
+                del self._results[key]
         self._do(lambda: self.core.say_done(request))
 
     def wait_drained(self) -> None:

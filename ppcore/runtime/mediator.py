@@ -14,7 +14,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from greenlet import GreenletExit, getcurrent
@@ -24,7 +24,7 @@ from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator
 from ..core import Available, Decision, Verdict
 from ..errors import Missed, PPError
 from ..messages import Worker
-from ..schedule import REPLICATED
+from ..schedule import REPLICATED, Place
 from ..seat import Move, Seat
 from . import expression, lazy
 from .lazy import Base, LazyTensor
@@ -43,6 +43,14 @@ _WHOLE = expression.of_leaf(())
 
 #: Where the frames are that are not the block's.
 _HERE = os.path.dirname(__file__) + os.sep
+
+
+class Left(NamedTuple):
+    """What a worker was reading when it parked for a value that comes after this stage's forward."""
+
+    place: Place
+    location: str
+    value: Any
 
 
 class Told(dict):
@@ -74,6 +82,7 @@ class PPMediator(Mediator):
         adopted.held = None
         adopted._resume_with = None
         adopted._reported = False
+        adopted._visit = adopted._left = None
         adopted._seen = {}
         adopted._rows = {}
         draws = None
@@ -84,6 +93,10 @@ class PPMediator(Mediator):
 
     # Makes what a fetched read is answered with; None while the worker itself waits in a lazy.
     _resume_with: Callable[[], Any] | None
+    # The visit that this rank's forward is at, while it serves the worker a value.
+    _visit: Left | None
+    # The visit that the forward left while the worker was parked for a late value.
+    _left: Left | None
     # What this worker sees of the visit that its clock stands at: location -> value.
     _seen: dict[Any, Any]
     # Whether this worker's end by an error is known to the other ranks.
@@ -129,6 +142,7 @@ class PPMediator(Mediator):
         return self._settle(self._resume(*args))
 
     def _resume(self, *args: Any) -> Any:
+        before = self._before()
         self._state.enter()
         try:
             pending = super().switch(*args)
@@ -137,9 +151,35 @@ class PPMediator(Mediator):
             raise
         finally:
             self._state.leave()
+        if before is not None:
+            pending = self._check_unedited(before, pending)
         if not self.alive:
             self.link.finish(self.worker_id)
         return pending
+
+    def _before(self) -> list[torch.Tensor] | None:
+        """What the worker holds of a visit that the forward left, as it is; None if it holds nothing."""
+        left = self._left
+        if left is None or self.link.core.clock(self.worker_id) != left.place:
+            self._left = None
+            return None
+        return [tensor.clone() for tensor in _tensors(left.value)]
+
+    def _check_unedited(self, before: list[torch.Tensor], pending: Any) -> Any:
+        """End the worker with an error if it has edited what the forward went on with already."""
+        assert self._left is not None
+        if all(map(_same_bits, before, _tensors(self._left.value))):
+            return pending
+        error = Missed(
+            f"an in-place edit of {self._left.location!r} came too late: the block waited for a module "
+            f"of another stage, which computes after stage {self.link.core.stage} in the same turn. With "
+            "tensor parallelism inside of the stages, edit before such a call, or in the next step"
+        )
+        self._left = None
+        if not self.alive:
+            raise error
+        with self.inside():
+            return self.worker.throw(error)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -182,7 +222,11 @@ class PPMediator(Mediator):
                 served = batcher.narrow(value, self.batch_group)
                 if scheduled:
                     link.publish(decision.key, provider, served)
-                self.pending = self.switch(served)
+                self._visit = Left(decision.place, provider, served)
+                try:
+                    self.pending = self.switch(served)
+                finally:
+                    self._visit = None
             else:
                 given = lazy.resolve(pending.value)
                 if pending.event is Event.SWAP:
@@ -219,6 +263,7 @@ class PPMediator(Mediator):
         while pending is not None:
             if isinstance(pending, Forcing):
                 self.seat.need(pending.numbers)
+                self._left = self._visit or self._left
                 return IDLE
             if pending.event is Event.BARRIER:
                 return pending
@@ -392,6 +437,7 @@ class PPMediator(Mediator):
         self.lcls.shared.clear()
         self.caches = []
         self.pending = self.held = self._resume_with = None
+        self._visit = self._left = None
         self._seen = {}
         self._rows = {}
         if self.exception is not None:
@@ -416,6 +462,17 @@ def _blocks_own(error: Exception) -> TracebackType | None:
     for entry in reversed(kept):
         found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return found
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    lazy.map_tensors(value, lambda path, tensor: found.append(tensor))
+    return found
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    raw = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(*raw)
 
 
 def _again(value: Any) -> Any:

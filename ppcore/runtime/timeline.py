@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from nnsight.intervention.interleaver import Event as Wanted
 
-from ..effects import Describe, Effect, Landed, Serve
+from ..effects import Compute, Describe, Effect, Landed, Serve
 from ..messages import Worker
 from .lazy import Base
 from .link import Forcing, Link
@@ -142,7 +142,7 @@ class TimedLink(Link):
                     self._asked.setdefault(number, (base.location, began))
         return numbers
 
-    def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe]:
+    def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe | Compute]:
         effects = list(effects)
         for effect in effects:
             if isinstance(effect, Landed) and effect.number in self._asked:
@@ -151,9 +151,12 @@ class TimedLink(Link):
                 self.timeline.add("pull", "pulls", name, began, asked)
         return super()._carry_out(effects)
 
-    def _answer(self, effect: Serve | Describe) -> None:
+    def _answer(self, effect: Serve | Describe | Compute) -> None:
         began = self.timeline.now_ns()
         super()._answer(effect)
+        if isinstance(effect, Compute):
+            self.timeline.add("serve", "listener", f"{effect.location} ({effect.key})", began)
+            return
         name = effect.call if isinstance(effect, Describe) else str(effect.key)
         asked = (effect.peer, self.timeline.column, effect.number)
         self.timeline.add("serve", "listener", name, began, asked)

@@ -89,7 +89,9 @@ class PipelineRunner:
         core = make_core(pp.rank_in_group, whole.schedule, whole.homes, column)
         # All columns' groups are made by every rank, in the same order.
         columns = _columns()
-        calls = Calls(interleaver, dict(stubs.modules(root, ROOT)))
+        calls = Calls(
+            interleaver, dict(stubs.modules(root, ROOT)), collective=get_tp_group().world_size > 1
+        )
         make: Any = Link
         if settings.get("timeline"):
             timeline = Timeline(column, clock_offset_ns(_gather_all))
@@ -101,6 +103,7 @@ class PipelineRunner:
             deadline_s=float(settings.get("pull_timeout_s", 300.0)),
             parameter=calls.value_of,
             describe=calls.describe,
+            compute=calls.compute,
         )
         visits = [visit for recording in recordings for visit in recording.visits]
         interleaver.connect(link, whole.templates, visits, whole.spanning)

@@ -137,8 +137,9 @@ def named(record: Record) -> Iterator[tuple[Step, Key, int]]:
         match step.event.word, step.event.answer:
             case (("access" | "again"), [_, key, _, owner]):
                 yield step, spelled_key(key), owner
-            case "call", [key, owner]:
-                yield step, spelled_key(key), owner
+            case "call", [key, caller, home, _]:
+                # What a home asks for is the receipt for the arguments.
+                yield step, spelled_key(key), caller if home == record.stage else home
 
 
 def spelled_key(spelled: list[object]) -> Key:

@@ -275,7 +275,7 @@ def _waits(statements: Sequence[Statement]) -> bool:
 
 def known_to_differ(case: Case) -> bool:
     """Whether a case need not give what one rank gives."""
-    return overtaken(case) or shared_edits(case)
+    return shared_edits(case)
 
 
 def shared_edits(case: Case) -> bool:
@@ -301,24 +301,6 @@ def _held(statements: Sequence[Statement]) -> set[str]:
     asking = [s for s in statements if isinstance(s, Read | Write | Skip)]
     last = None if any(isinstance(s, For) for s in statements) else -1
     return {s.location for s in asking[:last] if isinstance(s, Read)}
-
-
-def overtaken(case: Case) -> bool:
-    """Whether a block acts on a call while another one of its request changes values.
-
-    On a stage before the call's module the block is parked until the next turn, and goes on with values
-    that the other has edited meanwhile: a known difference (see `docs/simulator.md`).
-    """
-    for request in case.requests:
-        bodies = [list(_all(body)) for _, body in request.blocks]
-        for number, body in enumerate(bodies):
-            acts = any(isinstance(s, Call) for s in body) and any(
-                isinstance(s, If | Write) for s in body
-            )
-            others = [s for other in (*bodies[:number], *bodies[number + 1 :]) for s in other]
-            if acts and any(isinstance(s, Edit | Blend | Write | Skip) for s in others):
-                return True
-    return False
 
 
 def _all(statements: Sequence[Statement]) -> Iterator[Statement]:

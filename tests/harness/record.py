@@ -90,6 +90,7 @@ def become(stage: Stage, shape: execute.Shape) -> None:
         deadline_s=20.0,
         parameter=rank.calls.value_of,
         describe=rank.calls.describe,
+        compute=rank.calls.compute,
     )
     rank.connect(stage.link)
 

@@ -94,6 +94,7 @@ class Stage:
             deadline_s=deadline_s,
             parameter=self.rank.calls.value_of,
             describe=self.rank.calls.describe,
+            compute=self.rank.calls.compute,
         )
         self.rank.connect(self.link)
 
