@@ -148,9 +148,7 @@ class Calls:
             self._structures[owner, spelled] = found
         return found
 
-    def _spell_call(
-        self, path: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor]
-    ) -> str:
+    def _spell_call(self, path: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> str:
         """The call as text, without the data of its tensors, which are added to ``tensors`` in order."""
         found = {
             "module": path,

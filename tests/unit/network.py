@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ppcore.core import Available, Core, Decision
-from ppcore.effects import Abandoned, Describe, Dropped, Effect, Landed, Send, Serve
+from ppcore.effects import Abandoned, Compute, Describe, Dropped, Effect, Landed, Send, Serve
 from ppcore.messages import Key, Message, Reply, Worker, parse, spell
 from ppcore.schedule import Schedule
 
@@ -51,8 +51,11 @@ class Network:
         """Carry out what a core returned."""
         for effect in effects:
             match effect:
-                case Send(peer, message):
-                    self._post(stage, peer, message)
+                case Send(peer, message, token):
+                    self._post(stage, peer, message, token)
+                case Compute(_, key, location, _, token):
+                    result = f"{location} of {token}"
+                    self.do(stage, self.cores[stage].computed(key, location, result, len(result)))
                 case Serve(peer, number, _, expression, token):
                     payload = f"{expression} of {token}" if expression else token
                     self._post(stage, peer, Reply(number), payload)

@@ -206,7 +206,7 @@ def test_access_numbers_count_every_touch_and_call_in_program_order() -> None:
     core = net.cores[0]
     keys = [
         net.touch(0, A).key,
-        core.call(WORKER, "model.b", frozenset({1}))[0],
+        core.call(WORKER, "model.b", frozenset({1}), False, ()).key,
         net.touch(0, B).key,
     ]
     assert [key.access for key in keys] == [0, 1, 2]
@@ -251,23 +251,6 @@ def test_a_request_in_a_round_after_its_end_is_our_own_bug() -> None:
     net.cores[0].end("r")
     with pytest.raises(AssertionError, match="after its end"):
         net.cores[0].open_round(["r"])
-
-
-# --- ad-hoc calls -----------------------------------------------------------------------------
-
-
-def test_a_call_runs_where_the_module_is_real() -> None:
-    net = Network()
-    net.begin()
-    assert net.cores[0].call(WORKER, "model.b", frozenset({1}))[1] == 1
-    assert net.cores[1].call(WORKER, "model.b", frozenset({1}))[1] == 1
-
-
-def test_a_module_real_on_several_stages_is_used_where_the_caller_is_else_on_the_lowest() -> None:
-    net = Network(THREE)
-    net.begin()
-    owners = [core.call(WORKER, "model.embed", frozenset({1, 2}))[1] for core in net.cores]
-    assert owners == [1, 1, 2]
 
 
 def test_an_unknown_path_is_taken_to_be_real_everywhere() -> None:
@@ -379,23 +362,6 @@ def test_the_order_of_what_a_value_is_made_of_does_not_matter() -> None:
     parts = [Available(1, 2), Available(2, 0), Available(0, 1)]
     found = {core.available(1, 0, order) for order in itertools.permutations(parts)}
     assert len(found) == 1
-
-
-def test_a_call_comes_after_the_visits_and_the_calls_before_it() -> None:
-    core = Network().cores[1]
-    core.open_round(["r"])
-    core.start(WORKER)
-    assert core.due(WORKER, 0) == Available(0, 0)
-    # Another worker of the request has made no call.
-    other = Worker("r", "other")
-    core.start(other)
-    assert core.due(WORKER, 1) == Available(0, 1)
-    # Where stage 0 has to wait for that one's result, it gets here in its next turn only.
-    assert core.due(WORKER, 0) == Available(1, 0)
-    assert core.due(other, 0) == Available(0, 0)
-    core.access(other, LOGITS, 0)
-    core.served(other, core.schedule.place(LOGITS, 0))
-    assert core.due(other, 0, [Available(0, 0)]) == Available(1, 0)
 
 
 places = st.tuples(st.integers(0, 5), st.integers(0, 2))

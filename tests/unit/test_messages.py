@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ppcore.messages import (
     Bye,
+    Call,
     Done,
     Failed,
     Held,
@@ -30,6 +31,7 @@ keys = st.builds(Key, workers, st.integers(-1, 1 << 40))
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Pull: st.builds(Pull, numbers, keys, texts, texts),
     Probe: st.builds(Probe, numbers, texts),
+    Call: st.builds(Call, keys, texts, texts),
     Reply: st.builds(Reply, numbers),
     Never: st.builds(Never, numbers, texts),
     Release: st.builds(Release, st.lists(keys, max_size=4).map(tuple)),
