@@ -1,4 +1,4 @@
-"""``python -m bench [untraced | pulls | traces] [--json FILE]``: run one benchmark, or all of them.
+"""``python -m bench [core | untraced | pulls | traces] [--json FILE]``: run one benchmark, or all of them.
 
 All results are ratios within one run. With all, the pulls come before the traces, since a round trip over the
 direct transport bounds what a step of some traces may cost.
@@ -14,13 +14,18 @@ from typing import Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["untraced", "pulls", "traces"])
+    parser.add_argument("what", nargs="?", choices=["core", "untraced", "pulls", "traces"])
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--pairs", type=int, default=15, help="pairs of runs, or repetitions")
     parser.add_argument("--tokens", type=int, default=64, help="untraced: tokens of each run")
     parser.add_argument("--only", nargs="+", default=(), help="traces: the names of some")
     args = parser.parse_args()
     result: dict[str, Any] = {}
+    if args.what in (None, "core"):
+        from . import core
+
+        result["core"] = core.run()
+        print(core.table(result["core"]))
     if args.what in (None, "untraced"):
         from . import untraced
 
