@@ -1,9 +1,9 @@
 """What one access costs the core, by the number of stages.
 
-One worker reads every location of a model, turn after turn, on the core of the first, the middle and the last stage:
-the next occurrence is looked up, the access is named and placed, and where this rank's forward makes the
-visit it is served. No tensor, no message and no other thread takes part, so a second is one of the
-process's own. A column's cores know nothing of other columns: their number does not enter.
+One worker reads every location of a model, turn after turn, on the core of the first, the middle and the
+last stage: the next occurrence is looked up, the access is named and placed, and where this rank's
+forward makes the visit it is served. No tensor, no message and no other thread takes part, so a second
+is one of the process's own. A column's cores know nothing of other columns: their number does not enter.
 """
 
 from __future__ import annotations
