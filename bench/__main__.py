@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--pairs", type=int, default=15, help="pairs of runs, or repetitions")
     parser.add_argument("--tokens", type=int, default=64, help="untraced: tokens of each run")
+    parser.add_argument("--plot", type=Path, help="traces: measure series, and draw them here")
     parser.add_argument("--only", nargs="+", default=(), help="traces: the names of some")
     args = parser.parse_args()
     result: dict[str, Any] = {}
@@ -41,14 +42,17 @@ def main() -> None:
         result["pulls"] = pulls.run()
         print(pulls.table(result["pulls"]))
     if args.what in (None, "traces"):
-        from . import traces
+        from . import plot, traces, workloads
 
+        names = list(workloads.WORKLOADS) if args.plot else args.only
         cells = result.get("pulls", {}).get("cells", ())
         small = [c["median_us"] / 1e3 for c in cells if (c["way"], c["bytes"]) == ("direct", 16)]
         result["traces"] = traces.run(
-            repetitions=args.pairs, names=args.only, round_trip_ms=small[0] if small else None
+            repetitions=args.pairs, names=names, round_trip_ms=small[0] if small else None
         )
         print(traces.table(result["traces"]))
+        if args.plot:
+            plot.draw(result["traces"]["cells"], args.plot)
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1))
     print(json.dumps(result))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import nnsight
 
 from ppcore.vllm.traces.perform import crossed, status
 
-from . import PROMPT
+from . import MODEL, PROMPT
 
 SETTINGS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
@@ -45,7 +46,7 @@ class Workload:
         model.vllm_entrypoint.generate(prompts, params, use_tqdm=False)
 
 
-def save_all(model: Any) -> Any:
+def _save_all(model: Any) -> Any:
     with model.trace(PROMPT, max_tokens=1, **SETTINGS):
         kept = nnsight.save([])
         for layer in model.model.layers:
@@ -53,20 +54,12 @@ def save_all(model: Any) -> Any:
     return kept
 
 
-def _use_each(model: Any, layers: range) -> Any:
+def _use_layers(model: Any, layers: range) -> Any:
     with model.trace(PROMPT, max_tokens=1, **SETTINGS):
         kept = nnsight.save([])
         for i in layers:
             kept.append(float(model.model.layers[i].output[0].sum()))
     return kept
-
-
-def early_used(model: Any) -> Any:
-    return _use_each(model, range(12))
-
-
-def late_used(model: Any) -> Any:
-    return _use_each(model, range(12, 24))
 
 
 def _use_logits(model: Any, steps: int) -> Any:
@@ -77,18 +70,10 @@ def _use_logits(model: Any, steps: int) -> Any:
     return kept
 
 
-def logits_32(model: Any) -> Any:
-    return _use_logits(model, 32)
-
-
-def logits_128(model: Any) -> Any:
-    return _use_logits(model, 128)
-
-
-def invokes_16(model: Any) -> Any:
+def _invokes(model: Any, requests: int) -> Any:
     with model.trace(max_tokens=1, **SETTINGS) as tracer:
         kept = nnsight.save([])
-        for _ in range(16):
+        for _ in range(requests):
             with tracer.invoke(PROMPT):
                 early = model.model.layers[6].output[0]
                 late = model.model.layers[18].output[0]
@@ -96,13 +81,31 @@ def invokes_16(model: Any) -> Any:
     return kept
 
 
+def _late(reads: int) -> Workload:
+    return Workload(
+        f"{reads} late layers, each looked at",
+        partial(_use_layers, layers=range(MODEL["layers"] - reads, MODEL["layers"])),
+    )
+
+
+def _logits(steps: int) -> Workload:
+    about = f"the logits of each of {steps} steps, looked at"
+    return Workload(about, partial(_use_logits, steps=steps), tokens=steps)
+
+
+def _both_halves(requests: int) -> Workload:
+    about = f"{requests} invokes save a layer of either half"
+    return Workload(about, partial(_invokes, requests=requests), requests=requests)
+
+
 WORKLOADS: dict[str, Workload] = {
-    "save all": Workload("the output of each of 24 layers is saved", save_all),
-    "early used": Workload("twelve early layers, each looked at", early_used),
-    "late used": Workload("twelve late layers, each looked at", late_used),
-    "logits 32": Workload("the logits of each of 32 steps, looked at", logits_32, tokens=32),
-    "logits 128": Workload("the logits of each of 128 steps, looked at", logits_128, tokens=128),
-    "invokes 16": Workload("16 invokes save a layer of either half", invokes_16, requests=16),
+    "save all": Workload("the output of each of 24 layers is saved", _save_all),
+    "early used": Workload(
+        "12 early layers, each looked at", partial(_use_layers, layers=range(12))
+    ),
+    **{f"late used {reads}": _late(reads) for reads in (1, 4, 8, 12)},
+    **{f"logits {steps}": _logits(steps) for steps in (1, 8, 32, 128)},
+    **{f"invokes {requests}": _both_halves(requests) for requests in (1, 4, 16, 64)},
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import traces
+from bench import plot, traces
 from bench.workloads import WORKLOADS
 
 
@@ -29,7 +29,9 @@ def test_overhead_is_what_the_trace_adds():
 
 
 def test_a_value_costs_what_two_stages_add_over_one():
-    assert measured("late used", Engine(15, 10), Engine(26.2, 20)).per_value == pytest.approx(0.1)
+    assert measured("late used 12", Engine(15, 10), Engine(26.2, 20)).per_value == pytest.approx(
+        0.1
+    )
 
 
 def test_a_step_is_judged_above_the_allowed_ratio():
@@ -39,3 +41,11 @@ def test_a_step_is_judged_above_the_allowed_ratio():
 
 def test_every_bound_names_a_workload():
     assert {name for name, *_ in traces.BOUNDS} <= set(WORKLOADS)
+
+
+def test_the_picture_shows_every_series(tmp_path):
+    names = [name for name in WORKLOADS if name.startswith(tuple(plot.AXES.values()))]
+    found = {name: measured(name, Engine(15, 10), Engine(26, 20)) for name in names}
+    path = tmp_path / "overheads.svg"
+    plot.draw(traces.summary(found, None)["cells"], path)
+    assert path.read_text().startswith("<?xml")
