@@ -547,12 +547,9 @@ class Core:
         return effects + self._publish(key, path, GIVEN, 0, {home})
 
     def awaits(self, key: Key) -> bool:
-        """Whether this rank's own worker may still get to the call ``key``, whose result is here."""
+        """Whether this rank's own worker may still get to the call ``key``, which is computed here."""
         state = self._requests.get(key.worker.request)
-        if state is None or state.said_done:
-            return False
-        worker = state.workers.get(key.worker.block)
-        return worker is None or not worker.finished
+        return state is not None and not state.said_done
 
     def computed(self, key: Key, path: str, token: Any, size_bytes: int) -> list[Effect]:
         """A call that this rank was given is done: its result is published."""
@@ -612,8 +609,8 @@ class Core:
                     return []
                 return [Landed(message.number, reason=message.reason)]
             case Call():
-                # The caller may be ahead: in a turn, even of a request, that is not open here yet. What
-                # the worker has not got to when it ends is refused to whoever asks for it.
+                # The caller may be ahead, with a request that is not open here yet. A result for which
+                # it is too late is refused to whoever asks for it.
                 self._request(message.key.worker.request)
                 if not self.awaits(message.key):
                     return []

@@ -16,6 +16,8 @@ core would agree with itself.
 ``waits``   the forward waits only for a place strictly smaller than its own (round, stage)
 ``answers`` every pull has one answer, by its number, after it was taken, from whom it was sent to
 ``once``    a value crosses once
+``calls``   a call's arguments are given once, by the stage whose visit the block is in, and computed
+            once, under the call's name
 ``release`` what is released has a name and that owner, is released once and never pulled again
 ``ends``    a request ends before its done, and nothing of it comes after
 ``ships``   each leaf of a request's saves is shipped by exactly one stage

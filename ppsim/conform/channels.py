@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from ppcore.messages import Key, Never, Probe, Pull, Release, Reply
+from ppcore.messages import Call, Key, Never, Probe, Pull, Release, Reply
 
-from .records import Finding, Run, named, short
+from .records import Finding, Run, named, short, spelled_key
 
 Findings = Iterator[Finding]
 
@@ -88,6 +88,46 @@ def once(run: Run) -> Findings:
                     text = f"{message.key} {name[1]!r} crosses again"
                     yield record.finding("once", step.line, text)
                 names.add(name)
+
+
+def calls(run: Run) -> Findings:
+    for record in run.records:
+        due: dict[Key, tuple[str, int, int]] = {}
+        given: dict[Key, int] = {}
+        taken: dict[Key, tuple[str, int]] = {}
+        computed: dict[Key, int] = {}
+        # The calls that the core has asked to compute.
+        asked: dict[Key, int] = {}
+        for step in record.steps:
+            word, args, answer = step.event
+            if word == "call" and isinstance(answer, list):
+                key, caller, home, _ = answer
+                due[spelled_key(key)] = args[1], caller, home
+            elif word == "give":
+                key, path, home = args[:3]
+                if due.get(key) != (path, record.stage, home):
+                    text = f"{path!r} of stage {home} is given as {key}, which is {due.get(key)}"
+                    yield record.finding("calls", step.line, text)
+                if key in given:
+                    text = f"{key} was given before: line {given[key]}"
+                    yield record.finding("calls", step.line, text)
+                given[key] = step.line
+            elif word == "take" and isinstance(args[1], Call):
+                taken[args[1].key] = args[1].location, step.line
+                if step.effects:
+                    asked[args[1].key] = step.line
+            elif word == "computed":
+                key, path = args[:2]
+                if taken.get(key, ("", 0))[0] != path or key in computed:
+                    text = f"{path!r} is computed as {key}, which was not given so, or is computed"
+                    yield record.finding("calls", step.line, text)
+                computed[key] = step.line
+            elif word == "pull" and args[0] in due and args[4].turn < 0 and args[0] not in given:
+                # Whatever is to be had at any time is under way already.
+                text = f"{args[0]} was not given to stage {args[3]} before"
+                yield record.finding("calls", step.line, text)
+        for key in asked.keys() - computed.keys() if record.closed else ():
+            yield record.finding("calls", asked[key], f"{key} was never computed")
 
 
 def release(run: Run) -> Findings:

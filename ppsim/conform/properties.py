@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 
-from ppcore.core import STATIC, Available, Core
+from ppcore.core import END, STATIC, Available, Core
 from ppcore.messages import (
+    Call,
     Done,
     Failed,
     Held,
@@ -24,7 +25,7 @@ from ppcore.messages import (
 from ppcore.record import Recorder, perform
 from ppcore.schedule import BEFORE, Place
 
-from .channels import answers, fifo, once, release
+from .channels import answers, calls, fifo, once, release
 from .records import Finding, Record, Run, Step, named, short, spelled_key
 
 Findings = Iterator[Finding]
@@ -119,7 +120,7 @@ def names(run: Run) -> Findings:
         touched: dict[Key, str] = {}
         for step in record.steps:
             event = step.event
-            if event.word in ("pull", "publish") and event.args[0].access != STATIC:
+            if event.word in ("pull", "publish", "give") and event.args[0].access != STATIC:
                 key, location = event.args[:2]
                 if touched.get(key) != location:
                     text = f"{event.word} of {location!r} as {key}, which is {touched.get(key)!r}"
@@ -176,6 +177,15 @@ def places(run: Run) -> Findings:
                 due = record.schedule.place(*asked[args[0]])
                 if served.get(args[0].worker) != due:
                     yield record.finding("places", step.line, f"{args[0]} was not served")
+            elif word == "call" and not args[3]:
+                turn, index = clocks.get(args[0], (0, BEFORE))
+                _, caller, home, _ = answer
+                if turn != END and caller != record.schedule.stage_of(index):
+                    text = f"stage {caller} makes a call of {args[0]}, which is at {(turn, index)}"
+                    yield record.finding("places", step.line, text)
+                if caller in args[2] and home != caller or home not in args[2]:
+                    text = f"stage {home} is no home of {args[1]!r}"
+                    yield record.finding("places", step.line, text)
             elif word in ("access", "again"):
                 verdict, key, place, owner = answer
                 location, occurrence = args[1:]
@@ -218,6 +228,11 @@ def waits(run: Run) -> Findings:
         pulls: dict[int, tuple[Key, Available]] = {}
         landed: set[int] = set()
         places = {key: (step, owner) for step, key, owner in named(record)}
+        calls = {
+            key: Available(*step.event.answer[3])
+            for key, (step, _) in places.items()
+            if step.event.word == "call"
+        }
         now = -1
         for step in record.steps:
             word, args, answer = step.event
@@ -235,7 +250,12 @@ def waits(run: Run) -> Findings:
                 pulls[answer] = (key, available)
                 access, owner = places.get(key, (None, args[3]))
                 due = access.event.answer[2][0] if access and access.event.word != "call" else None
-                if args[3] != owner or (due is not None and available != Available(due, owner)):
+                late = available != calls.get(key, available)
+                if (
+                    args[3] != owner
+                    or late
+                    or (due is not None and available != Available(due, owner))
+                ):
                     text = f"{key} is to be had of stage {owner} in turn {due}"
                     yield record.finding("waits", step.line, text)
             elif word == "wait":
@@ -258,7 +278,7 @@ def waits(run: Run) -> Findings:
 _BEFORE_DONE: Mapping[str, Callable[[Step], list[str]]] = {
     "open_round": lambda step: step.event.args[0],
     **dict.fromkeys(("start", "access", "served", "call", "fail"), lambda s: [s.event.args[0].request]),
-    **dict.fromkeys(("again", "pull", "publish"), lambda s: [s.event.args[0].worker.request]),
+    **dict.fromkeys(("again", "pull", "publish", "give"), lambda s: [s.event.args[0].worker.request]),
     **dict.fromkeys(("end", "say_held"), lambda step: [step.event.args[0]]),
 }  # fmt: skip
 
@@ -295,7 +315,7 @@ def ends(run: Run) -> Findings:
 def _requests(message: Message) -> set[str]:
     """The requests that a message names."""
     match message:
-        case Pull(_, key):
+        case Pull(_, key) | Call(key):
             return {key.worker.request}
         case Release(keys):
             return {key.worker.request for key in keys}
@@ -397,6 +417,6 @@ def rest(run: Run) -> Findings:
 PROPERTIES: Mapping[str, Callable[[Run], Findings]] = {
     check.__name__: check
     for check in (
-        whole, replay, fifo, rounds, names, places, waits, answers, once, release, ends, ships, rest
+        whole, replay, fifo, rounds, names, places, waits, answers, once, calls, release, ends, ships, rest
     )
 }  # fmt: skip

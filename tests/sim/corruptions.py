@@ -407,13 +407,13 @@ def wait_against_the_rule(records: Records, draw: random.Random) -> Records | No
     spots: list[tuple[int, int, str]] = []
     for rank, line in _spots(records, r"pull .* = \d+$"):
         lines = records[rank]
-        owner, [turn, _] = json.loads(lines[line][5:].rpartition(" = ")[0])[3:]
+        owner, [turn, stage] = json.loads(lines[line][5:].rpartition(" = ")[0])[3:]
         request = json.loads(lines[line][5:].rpartition(" = ")[0])[0][0][0]
         quoted = json.dumps(request)
         turns = sum(text.startswith("open_round") and quoted in text for text in lines[:line])
         ended = f"end [{quoted}]" in lines[:line]
         number = lines[line].rpartition(" = ")[2]
-        if owner > rank and turn == turns - 1 and not ended and line + 1 < len(lines):
+        if owner != rank < stage and turn == turns - 1 and not ended and line + 1 < len(lines):
             sent = lines[line + 1].startswith("  send")
             if sent:
                 spots.append((rank, line + 2, number))

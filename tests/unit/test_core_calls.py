@@ -50,9 +50,8 @@ def test_after_the_result_a_call_runs_on_its_home_by_itself() -> None:
         core.end("r")
         core.served(WORKER, net.touch(stage, "result").place)
     assert {(call.caller, call.home) for call in named(net, {1})} == {(1, 1)}
-    assert all(
-        core.may_block("r", call.available) for core, call in zip(net.cores, named(net, {1}))
-    )
+    for core, call in zip(net.cores, named(net, {1}), strict=True):
+        assert core.may_block("r", call.available)
 
 
 def test_the_home_of_a_call_computes_it_before_its_worker_gets_there() -> None:
@@ -95,11 +94,11 @@ def test_a_home_waits_for_the_receipt_of_the_arguments(before: bool) -> None:
     assert (net.entries(0), net.entries(1)) == (0, 0)
 
 
-def test_a_call_for_a_worker_that_has_ended_there_is_refused_to_who_asks() -> None:
+def test_a_call_of_a_request_that_is_over_there_is_refused_to_who_asks() -> None:
     net = Network()
     net.begin()
     call, _ = named(net, {1})
-    net.finish(1)
+    net.end(1)
     net.do(0, net.cores[0].give(call.key, "model.b", call.home, "", "x"))
     number, effects = net.cores[0].pull(call.key, "model.b", "", call.home, call.available)
     net.do(0, effects)
