@@ -541,9 +541,17 @@ class Core:
         """This rank's worker read ``key``: keep what it read, and answer who asked already."""
         return self._publish(key, location, token, size_bytes, set(self.peers))
 
-    def give(self, key: Key, path: str, home: int, call: str, token: Any) -> list[Effect]:
-        """This rank has the arguments (``token``) of a call: its home computes it now."""
-        effects = self._send(home, Call(key, path, call), token)
+    def give(
+        self, key: Key, path: str, home: int, call: str, token: Any, of: tuple[Key, ...]
+    ) -> list[Effect]:
+        """This rank has the arguments of a call: its home computes it now.
+
+        Args:
+            token: the arguments that are sent along.
+            of: results of calls that this rank has given to the same home, and can still force: they
+                are arguments too, and need not cross.
+        """
+        effects = self._send(home, Call(key, path, call, of), token)
         return effects + self._publish(key, path, GIVEN, 0, {home})
 
     def awaits(self, key: Key) -> bool:
@@ -611,10 +619,11 @@ class Core:
             case Call():
                 # The caller may be ahead, with a request that is not open here yet. A result for which
                 # it is too late is refused to whoever asks for it.
-                self._request(message.key.worker.request)
-                if not self.awaits(message.key):
+                state = self._request(message.key.worker.request)
+                if state.said_done:
                     return []
-                return [Compute(peer, message.key, message.location, message.call, token)]
+                of = tuple(state.buffer[key].token for key in message.of)
+                return [Compute(peer, message.key, message.location, message.call, token, of)]
             case Probe():
                 return [Describe(peer, message.number, message.call)]
             case Release():

@@ -39,7 +39,7 @@ class Describe(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """Call the module at ``location`` with ``token`` and tell the core the result: the value of ``key``.
+    """Call the module at ``location`` and tell the core the result: it is the value of ``key``.
 
     It is done on the thread that took the message, before that takes another one: the forward's own
     thread may be inside the engine, and the stage ``peer`` may wait for the result.
@@ -50,6 +50,7 @@ class Compute(NamedTuple):
     location: str
     call: str
     token: Any
+    of: tuple[Any, ...]
 
 
 class Landed(NamedTuple):

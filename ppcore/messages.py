@@ -57,16 +57,18 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Compute a call of the receiver's module at ``location``, whose arguments travel beside this.
+    """Compute a call of the receiver's module at ``location``.
 
-    ``call`` (opaque text) says what the arguments are to each other. The result is published there, as
-    the value that ``key`` names.
+    Its arguments travel beside this, or are the values ``of``, which the receiver has published; ``call``
+    (opaque text) says what they are to each other. The result is published there, as the value that
+    ``key`` names.
     """
 
     word: ClassVar[str] = "call"
     key: Key
     location: str
     call: str
+    of: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ def spell(message: Message) -> str:
         case Probe():
             fields = [message.number, message.call]
         case Call():
-            fields = [_key(message.key), message.location, message.call]
+            of = [_key(key) for key in message.of]
+            fields = [_key(message.key), message.location, message.call, of]
         case Reply():
             fields = [message.number]
         case Never():
@@ -186,8 +189,8 @@ def parse(text: str) -> Message:
             case "probe":
                 return Probe(int(fields[0]), str(fields[1]))
             case "call":
-                key, location, call = fields
-                return Call(_unkey(key), str(location), str(call))
+                key, location, call, of = fields
+                return Call(_unkey(key), str(location), str(call), tuple(_unkey(key) for key in of))
             case "reply":
                 return Reply(int(fields[0]))
             case "never":

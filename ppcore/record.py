@@ -156,6 +156,10 @@ def _availables(value: Any) -> list[Available]:
     return [_available(item) for item in value]
 
 
+def _keys(value: Any) -> tuple[Key, ...]:
+    return tuple(_key(item) for item in value)
+
+
 def _released(value: Any) -> list[tuple[int, Key]]:
     return [(int(owner), _key(key)) for owner, key in value]
 
@@ -173,7 +177,7 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], ...]] = {
     "again": (_key, str, int),
     "served": (_worker, _place),
     "call": (_worker, str, frozenset, bool, _availables),
-    "give": (_key, str, int, str, _token),
+    "give": (_key, str, int, str, _token, _keys),
     "computed": (_key, str, _token, int),
     "pull": (_key, str, str, int, _available),
     "probe": (int, str),

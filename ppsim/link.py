@@ -85,7 +85,8 @@ class Link:
 
     def _compute(self, effect: Compute) -> Iterator[Wait]:
         key, path = effect.key, effect.location
-        result = term(CALL, len(path), effect.token)
+        argument = evaluate(effect.call, effect.of[0]) if effect.of else effect.token
+        result = term(CALL, len(path), argument)
         if self.core.awaits(key):
             self.results[key] = result
         yield None
@@ -269,10 +270,13 @@ class Link:
         yield None
         yield from self.carry_out(self.core.publish(key, location, value, 1))
 
-    def give(self, key: Key, path: str, home: int, argument: int) -> Generator[Wait, None, None]:
-        """This rank has the argument of a call: its home computes it."""
+    def give(
+        self, key: Key, path: str, home: int, argument: int | None, of: Base | None, text: str
+    ) -> Generator[Wait, None, None]:
+        """This rank has the argument of a call, or it is an expression of another call's result."""
         yield None
-        yield from self.carry_out(self.core.give(key, path, home, "", argument))
+        keys = (of.key,) if of is not None else ()
+        yield from self.carry_out(self.core.give(key, path, home, text, argument, keys))
 
     def failed(self, worker: Worker, error: str) -> Generator[Wait, None, None]:
         """The worker raised here: tell every rank."""

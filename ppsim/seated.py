@@ -183,7 +183,7 @@ class Seated(Frame):
             return [receipt]
         if core.stage != home:
             self._called = Box(Node(None, self.link.base(key, path, home, when)))
-        return [want.node] if core.stage == caller else []
+        return [want.node] if core.stage == caller and _there(want.node, home) is None else []
 
     def _parameter(self, location: str) -> Box:
         """A parameter of a module: its value where the module is real, elsewhere a lazy."""
@@ -222,7 +222,11 @@ class Seated(Frame):
             yield from link.publish(key, path, result)
             self._called = Box(Node(result))
         elif link.stage == caller:
-            yield from link.give(key, path, home, want.node.evaluate())
+            there = _there(want.node, home)
+            if there is None:
+                yield from link.give(key, path, home, want.node.evaluate(), None, "")
+            else:
+                yield from link.give(key, path, home, None, *there)
         elif link.stage == home:
             self._called = Box(Node(link.results.pop(key)))
 
@@ -394,6 +398,15 @@ class Seated(Frame):
         self.pending = self.held = None
         self.alive = False
         self._running.close()
+
+
+def _there(node: Node, home: int) -> tuple[Base, str] | None:
+    """A call's result that this rank has given to ``home``, and what ``node`` is made of it."""
+    shipped = node.shipped()
+    base = shipped[0].base if shipped is not None else None
+    if base is None or base.owner != home or base.available != ALWAYS or base.key.access == STATIC:
+        return None
+    return base, shipped[1]  # type: ignore[index]
 
 
 def ending(error: Exception) -> str:

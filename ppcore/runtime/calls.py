@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -49,6 +49,40 @@ def module_of(value: Any) -> torch.nn.Module | None:
 def involved(args: tuple, kwargs: dict) -> list[Any]:
     """The envoys and modules among a call's arguments."""
     return [value for value in (*args, *kwargs.values()) if module_of(value) is not None]
+
+
+class _There(NamedTuple):
+    """An argument that is made of a call's result on the home of another call."""
+
+    base: lazy.Base
+    expression: str
+
+
+class _Given:
+    """The tensors among a call's arguments, as they are given to its home.
+
+    Attributes:
+        tensors: those whose data is sent.
+        bases: results of calls that this rank has given to the same home, which others are made of.
+    """
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+        self.tensors: list[torch.Tensor] = []
+        self.bases: list[lazy.Base] = []
+
+    def argument(self, path: tuple, tensor: torch.Tensor) -> Any:
+        """What stands for an argument: itself, or what it is made of on the home."""
+        found = expression.of_base(tensor.node) if isinstance(tensor, lazy.LazyTensor) else None
+        if found is None or found[0].owner != self.home or found[0].available != ALWAYS:
+            return tensor
+        return tensor if found[0].key.access == STATIC else _There(*found)
+
+    def position(self, base: lazy.Base) -> int:
+        """Which of the bases it is."""
+        if base not in self.bases:
+            self.bases.append(base)
+        return self.bases.index(base)
 
 
 class Calls:
@@ -108,10 +142,11 @@ class Calls:
             return result
         template = self._structure(computes, path, args, kwargs)
         if core.stage == caller:
+            given = _Given(computes)
+            args, kwargs = lazy.map_tensors((args, kwargs), given.argument)
             args, kwargs = lazy.resolve((args, kwargs))
-            tensors: list[torch.Tensor] = []
-            spelled = self._spell_call(path, args, kwargs, tensors)
-            link.give(key, path, computes, spelled, tensors)
+            spelled = self._spell_call(path, args, kwargs, given)
+            link.give(key, path, computes, spelled, given.tensors, [b.key for b in given.bases])
         base = Base(link, key, path, computes, when)
         return template.lazies(base, Rows(0, 0, 0), link.device)  # its extents are all known
 
@@ -139,7 +174,7 @@ class Calls:
         return path
 
     def _structure(self, owner: int, path: str, args: tuple, kwargs: dict) -> Template:
-        spelled = self._spell_call(path, args, kwargs, [])
+        spelled = self._spell_call(path, args, kwargs)
         found = self._structures.get((owner, spelled))
         if found is None:
             link = self.interleaver.link
@@ -148,12 +183,12 @@ class Calls:
             self._structures[owner, spelled] = found
         return found
 
-    def _spell_call(self, path: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> str:
-        """The call as text, without the data of its tensors, which are added to ``tensors`` in order."""
+    def _spell_call(self, path: str, args: tuple, kwargs: dict, given: _Given | None = None) -> str:
+        """The call as text, with what ``given`` says of its tensors, and without their data."""
         found = {
             "module": path,
-            "args": [self._spell(arg, tensors) for arg in args],
-            "kwargs": {name: self._spell(arg, tensors) for name, arg in kwargs.items()},
+            "args": [self._spell(arg, given) for arg in args],
+            "kwargs": {name: self._spell(arg, given) for name, arg in kwargs.items()},
         }
         if torch.is_autocast_enabled(self._device.type):
             found["autocast"] = _name(torch.get_autocast_dtype(self._device.type))
@@ -164,29 +199,50 @@ class Calls:
         link = self.interleaver.link
         return link.device if link is not None else torch.device("cpu")
 
-    def _spell(self, value: Any, tensors: list[torch.Tensor]) -> Any:
+    def _spell(self, value: Any, given: _Given | None) -> Any:
+        if isinstance(value, _There):
+            assert given is not None
+            return {"of": given.position(value.base), "expression": value.expression}
         if module_of(value) is not None:
             return {"module": self._path(value)}
         if isinstance(value, torch.Tensor):
-            tensors.append(value)
+            if given is not None:
+                given.tensors.append(value)
             return {"shape": list(value.shape), "dtype": _name(value.dtype)}
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
         if isinstance(value, (tuple, list)):
-            return {"items": [self._spell(item, tensors) for item in value]}
+            return {"items": [self._spell(item, given) for item in value]}
         raise BlockError(f"a {type(value).__name__} cannot be passed to a module of another stage")
 
     # --- the answering side -------------------------------------------------------------------
 
     def describe(self, spelled: str) -> str:
         """The structure that a call returns, found by running it on zeros (on a receiving thread)."""
-        call = json.loads(spelled)
-        return json.dumps(_write(self._run(call, lambda part: self._zeros(part))))
+        return json.dumps(_write(self._run(json.loads(spelled), self._zeros)))
 
-    def compute(self, spelled: str, tensors: list[torch.Tensor]) -> Any:
-        """What a call returns, for these tensors among its arguments (on a receiving thread)."""
+    def compute(self, spelled: str, tensors: list[torch.Tensor], of: Sequence[Any]) -> Any:
+        """What a call returns (on a receiving thread).
+
+        Args:
+            tensors: the data of the tensors among its arguments, in order.
+            of: the results of the other calls that its arguments are made of.
+
+        Raises:
+            Exception: what the module raised, or one of those calls.
+        """
         rest = iter(tensors)
-        return self._run(json.loads(spelled), lambda part: next(rest))
+
+        def tensor(part: Any) -> torch.Tensor:
+            if "of" not in part:
+                return next(rest)
+            if isinstance(of[part["of"]], Exception):
+                raise of[part["of"]]
+            found = expression.evaluate(part["expression"], of[part["of"]])
+            assert isinstance(found, torch.Tensor)
+            return found.to(self._device, copy=True)
+
+        return self._run(json.loads(spelled), tensor)
 
     def _run(self, call: dict[str, Any], tensor: Callable[[Any], torch.Tensor]) -> Any:
         """Run a call beside the forward; ``tensor`` gives a tensor for its description."""
@@ -210,7 +266,7 @@ class Calls:
     def _argument(self, spelled: Any, tensor: Callable[[Any], torch.Tensor]) -> Any:
         if "module" in spelled:
             return self.paths[spelled["module"]]
-        if "shape" in spelled:
+        if "shape" in spelled or "of" in spelled:
             return tensor(spelled)
         if "items" in spelled:
             return tuple(self._argument(item, tensor) for item in spelled["items"])

@@ -57,6 +57,16 @@ def shipped(node: Node) -> tuple[Base, str] | None:
     return (next(iter(spelling.bases.values())), text) if len(text) <= LIMIT else None
 
 
+def of_base(node: Node) -> tuple[Base, str] | None:
+    """The access and the expression that ``node`` is, whatever that moves; None if it is none."""
+    family = node.family
+    if node.base is None:
+        return shipped(node)
+    if node.executed or (family is not None and family.mutations):
+        return None
+    return node.base, of_leaf(node.leaf)
+
+
 _SELECT = "select"
 
 

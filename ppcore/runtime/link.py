@@ -47,7 +47,8 @@ class Link:
         deadline_s: how long a wait may last before it ends with a report.
         parameter: location of a module's parameter -> the tensor, for peers that need one.
         describe: a call's spelling -> the structure it returns, spelled (see `calls`).
-        compute: a call's spelling, and the tensors among its arguments -> what it returns.
+        compute: a call's spelling, the tensors among its arguments, and the results of other calls
+            that it is made of -> what it returns.
         changed: the lock, and what waits for a change wait on; the simulator passes its own.
     """
 
@@ -60,7 +61,7 @@ class Link:
         deadline_s: float = 300.0,
         parameter: Callable[[str], torch.Tensor] | None = None,
         describe: Callable[[str], str] | None = None,
-        compute: Callable[[str, list[torch.Tensor]], Any] | None = None,
+        compute: Callable[[str, list[torch.Tensor], Sequence[Any]], Any] | None = None,
         changed: threading.Condition | None = None,
     ) -> None:
         self.core = core
@@ -144,7 +145,7 @@ class Link:
         key, kept, size = effect.key, None, 0
         try:
             with torch.inference_mode():
-                result = self._module_call(effect.call, effect.token)
+                result = self._module_call(effect.call, effect.token, effect.of)
         except Exception as error:
             result = kept = error
         with self._changed:
@@ -361,11 +362,17 @@ class Link:
         self._do(lambda: self.core.publish(key, location, kept, size))
 
     def give(
-        self, key: Key, location: str, home: int, call: str, tensors: list[torch.Tensor]
+        self,
+        key: Key,
+        location: str,
+        home: int,
+        call: str,
+        tensors: list[torch.Tensor],
+        of: Sequence[Key],
     ) -> None:
-        """This rank has the arguments of a call: its home computes it now."""
+        """This rank has the arguments of a call, or its home has them: that computes it now."""
         payload = codec.pieces(self._kept(tensors)[0])
-        self._do(lambda: self.core.give(key, location, home, call, payload))
+        self._do(lambda: self.core.give(key, location, home, call, payload, tuple(of)))
 
     def result(self, key: Key) -> Any:
         """What a call returned that was computed here, for this rank's worker.

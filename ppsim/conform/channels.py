@@ -105,6 +105,10 @@ def calls(run: Run) -> Findings:
                 due[spelled_key(key)] = args[1], caller, home
             elif word == "give":
                 key, path, home = args[:3]
+                for other in args[5]:
+                    if other not in given or due[other][2] != home:
+                        text = f"{key} is to be computed of {other}, which is not at stage {home}"
+                        yield record.finding("calls", step.line, text)
                 if due.get(key) != (path, record.stage, home):
                     text = f"{path!r} of stage {home} is given as {key}, which is {due.get(key)}"
                     yield record.finding("calls", step.line, text)

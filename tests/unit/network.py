@@ -53,8 +53,8 @@ class Network:
             match effect:
                 case Send(peer, message, token):
                     self._post(stage, peer, message, token)
-                case Compute(_, key, location, _, token):
-                    result = f"{location} of {token}"
+                case Compute(_, key, location, _, token, of):
+                    result = f"{location} of {of[0] if of else token}"
                     self.do(stage, self.cores[stage].computed(key, location, result, len(result)))
                 case Serve(peer, number, _, expression, token):
                     payload = f"{expression} of {token}" if expression else token

@@ -199,6 +199,31 @@ def test_an_edit_of_the_result_on_its_home_is_not_seen_elsewhere(rank: Rank, hom
     assert torch.equal(lazy.force(found), home.modules["m.b"](X))
 
 
+def test_a_call_of_a_calls_result_sends_neither_there_nor_back(rank: Rank, home: Rank) -> None:
+    x = torch.randn(4, 3)
+    scaled, _ = rank.call("m.pair", x, scale=3.0)
+    found = rank.call("m.b", scaled[-1:])
+    assert "pull" not in words(rank)
+    assert [len(sent) for sent in rank.wire.payloads if isinstance(sent, list)] == [1, 0]
+    assert torch.equal(lazy.force(found), home.modules["m.b"](x[-1:] * 3.0))
+
+
+def test_a_calls_result_that_was_edited_is_sent_as_it_is_now(rank: Rank, home: Rank) -> None:
+    scaled, _ = rank.call("m.pair", X)
+    with torch.inference_mode():  # as a step runs
+        scaled[0] = 5.0
+        found = rank.call("m.b", scaled)
+    wanted = X.clone()
+    wanted[0] = 5.0
+    assert torch.equal(lazy.force(found), home.modules["m.b"](wanted))
+
+
+def test_a_call_of_what_has_failed_fails_alike(rank: Rank, home: Rank) -> None:
+    found = rank.call("m.b", rank.call("m.raises", X))
+    with pytest.raises(IndexError, match="out of range"):
+        lazy.force(found)
+
+
 def test_what_a_module_raises_is_raised_on_every_stage(rank: Rank, home: Rank) -> None:
     found = rank.call("m.raises", X)
     with pytest.raises(IndexError, match="out of range"):
@@ -232,8 +257,8 @@ def test_two_calls_beside_the_forward_do_not_end_each_other(home: Rank) -> None:
             return x
 
     home.modules["m.meets"] = Meets()
-    spelled = home.calls._spell_call("m.pair", (X,), {}, [])
-    home.calls.compute(home.calls._spell_call("m.meets", (X,), {}, []), [X])
+    spelled = home.calls._spell_call("m.pair", (X,), {})
+    home.calls.compute(home.calls._spell_call("m.meets", (X,), {}), [X], ())
     assert inner == [1]
 
 

@@ -59,7 +59,7 @@ def test_the_home_of_a_call_computes_it_before_its_worker_gets_there() -> None:
     net.open_round("r", stages=[0])
     net.cores[0].start(WORKER)
     key, _, home, when = net.cores[0].call(WORKER, "model.b", frozenset({1}), False, ())
-    net.do(0, net.cores[0].give(key, "model.b", home, "", "x"))
+    net.do(0, net.cores[0].give(key, "model.b", home, "", "x", ()))
     number, effects = net.cores[0].pull(key, "model.b", "", home, when)
     net.do(0, effects)
     assert net.cores[0].may_wait([number])
@@ -78,7 +78,7 @@ def test_a_home_waits_for_the_receipt_of_the_arguments(before: bool) -> None:
         net.do(1, effects)
         net.settle()
     assert net.landed[1] == {}
-    net.do(0, net.cores[0].give(call.key, "model.b", call.home, "", "x"))
+    net.do(0, net.cores[0].give(call.key, "model.b", call.home, "", "x", ()))
     if not before:
         net.do(1, effects)
     net.settle()
@@ -94,12 +94,26 @@ def test_a_home_waits_for_the_receipt_of_the_arguments(before: bool) -> None:
     assert (net.entries(0), net.entries(1)) == (0, 0)
 
 
+def test_a_call_is_computed_of_another_ones_result_where_that_is() -> None:
+    net = Network()
+    net.begin()
+    (one, _), (other, _) = named(net, {1}), named(net, {1})
+    net.do(0, net.cores[0].give(one.key, "model.b", 1, "", "x", ()))
+    net.do(0, net.cores[0].give(other.key, "model.b", 1, "", None, (one.key,)))
+    number, effects = net.cores[0].pull(other.key, "model.b", "", 1, other.available)
+    net.do(0, effects)
+    # Given after the pull, a release leaves nothing behind that the call needs.
+    net.release(0, 1, one.key)
+    net.settle()
+    assert net.landed[0][number] == "model.b of model.b of x"
+
+
 def test_a_call_of_a_request_that_is_over_there_is_refused_to_who_asks() -> None:
     net = Network()
     net.begin()
     call, _ = named(net, {1})
     net.end(1)
-    net.do(0, net.cores[0].give(call.key, "model.b", call.home, "", "x"))
+    net.do(0, net.cores[0].give(call.key, "model.b", call.home, "", "x", ()))
     number, effects = net.cores[0].pull(call.key, "model.b", "", call.home, call.available)
     net.do(0, effects)
     net.settle()
@@ -125,7 +139,7 @@ def test_a_call_of_a_dead_stage_is_an_error_that_names_it() -> None:
     net.begin()
     call, _ = named(net, {1})
     net.kill(1)
-    assert net.cores[0].give(call.key, "model.b", call.home, "", "x") == []
+    assert net.cores[0].give(call.key, "model.b", call.home, "", "x", ()) == []
     number, effects = net.cores[0].pull(call.key, "model.b", "", call.home, call.available)
     net.do(0, effects)
     assert "died: stage 1" in net.refused[0][number]

@@ -31,7 +31,7 @@ keys = st.builds(Key, workers, st.integers(-1, 1 << 40))
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Pull: st.builds(Pull, numbers, keys, texts, texts),
     Probe: st.builds(Probe, numbers, texts),
-    Call: st.builds(Call, keys, texts, texts),
+    Call: st.builds(Call, keys, texts, texts, st.lists(keys, max_size=3).map(tuple)),
     Reply: st.builds(Reply, numbers),
     Never: st.builds(Never, numbers, texts),
     Release: st.builds(Release, st.lists(keys, max_size=4).map(tuple)),

@@ -74,6 +74,35 @@ def logit_lens(model: Any, ctx: Context) -> dict[str, Any]:
     }
 
 
+@trace("an early value is edited where the lens finds another token in it than the model will say")
+def steering_by_lens(model: Any, ctx: Context) -> dict[str, Any]:
+    with model.trace(ctx.prompt, temperature=0.0, max_tokens=1):
+        unsteered = model.samples.clone().save()
+    with model.trace(ctx.prompt, temperature=0.0, max_tokens=4, ignore_eos=True) as tracer:
+        steered, logits = nnsight.save([]), nnsight.save([])
+        for step in tracer.iter[:4]:
+            out = model.model.layers[ctx.early].output
+            h = model.model.norm((out[0] + out[1])[-1:])
+            if model.logits_processor(model.lm_head, h).argmax() != int(unsteered):
+                out[0][-1] *= 2
+                steered.append(step)
+            logits.append(model.logits.clone())
+    return {"steered": list(steered), "logits": list(logits)}
+
+
+@trace("what each half's MLP makes of the other half's value is written back")
+def exchanged_mlps(model: Any, ctx: Context) -> dict[str, Any]:
+    early, late = ctx.early, ctx.late
+    with model.trace(ctx.prompt, temperature=0.0, max_tokens=3, ignore_eos=True) as tracer:
+        logits = nnsight.save([])
+        for _ in tracer.iter[:3]:
+            for mine, other in ((early, late), (late, early)):
+                out = model.model.layers[mine].mlp.output
+                model.model.layers[mine].mlp.output = model.model.layers[other].mlp(out) * 0.5 + out
+            logits.append(model.logits.clone())
+    return {"logits": list(logits)}
+
+
 @trace("every layer's MLP, one patched invoke per layer, in one trace", batched=True)
 def patch_sweep(model: Any, ctx: Context) -> dict[str, Any]:
     layers = sorted({ctx.layer(k / 6) for k in range(7)})
