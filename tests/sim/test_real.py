@@ -220,7 +220,7 @@ def test_a_loop_that_may_never_wait_is_not_run() -> None:
     assert run(text).failure is None
 
 
-KNOWN_TO_DIFFER = """
+ACTS_ON_A_CALL = """
 stages 2 columns 1 layers 1 shared 0 batching 0
 request A tokens 1
   a = read L0.in
@@ -236,15 +236,51 @@ block A tap
 """
 
 
-def test_a_block_that_acts_on_a_call_while_another_edits_is_known_to_differ() -> None:
-    assert translate.overtaken(cases.parse(KNOWN_TO_DIFFER))
+def test_a_block_that_acts_on_a_call_while_another_edits_is_the_same_everywhere() -> None:
+    for seed in range(10):
+        assert real.run(cases.parse(ACTS_ON_A_CALL), RandomWalk(seed)).failure is None
 
 
-@pytest.mark.parametrize("line", ["  edit a 3\n", "  if n\n    c = derive b 1\n    save d c\n"])
-def test_either_alone_is_the_same_everywhere(line: str) -> None:
-    case = cases.parse(KNOWN_TO_DIFFER.replace(line, ""))
-    assert not translate.overtaken(case)
-    assert real.run(case, RandomWalk(1)).failure is None
+STEERS = """
+stages 2 columns 1 layers 1 shared 0 batching 0
+request A tokens 1
+  h = read L0.out
+  n = call N h
+  m = call N n
+  if m
+    save m m
+  if n
+    save n n
+  edit h 5
+"""
+
+
+@pytest.mark.parametrize("after", ["", "  b = read L1.out\n"], ids=["at the end", "before a read"])
+def test_an_edit_after_a_collective_call_that_the_forward_did_not_wait_for_is_an_error(
+    after: str,
+) -> None:
+    case = cases.parse(STEERS + after)
+    assert execute.execute(case, RandomWalk(1)).failure is None
+    stages = execute.column(execute.shape(case))
+    with pytest.MonkeyPatch.context() as patched:
+        for stage in stages:
+            patched.setattr(stage.calls, "collective", True)
+        done = execute.execute(case, RandomWalk(1))
+    error = done.outcomes["A"].error
+    assert error is not None
+    assert (error.kind, error.text[:45]) == (
+        "Missed",
+        "an in-place edit of 'model.model.layers.0.out",
+    )
+
+
+@pytest.mark.parametrize("late", ["", "  b = read L1.out\n  edit h 5\n"], ids=["none", "later"])
+def test_a_collective_call_without_an_edit_of_the_visit_that_is_over_is_none(late: str) -> None:
+    case = cases.parse(STEERS.replace("  edit h 5\n", late))
+    with pytest.MonkeyPatch.context() as patched:
+        for stage in execute.column(execute.shape(case)):
+            patched.setattr(stage.calls, "collective", True)
+        assert execute.execute(case, RandomWalk(1)).failure is None
 
 
 def test_an_error_on_one_stage_is_told_though_another_stops() -> None:
