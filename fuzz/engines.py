@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from ppcore.vllm.child import EngineError, EngineProcess
-from ppcore.vllm.traces.perform import at_rest, status
 from ppsim.cases import Case
 from ppsim.programs import Block, Cache, For, If
 from ppsim.real import translate
@@ -115,8 +114,7 @@ class Engine:
             process.warnings()
             self._ready = True
         prefix = f"{seed}."
-        answers = process.call(llama.serve, jobs(case, prefix), timeout_s=DEADLINE_S)
-        left = at_rest(process.call(status))
+        answers, left = process.call(llama.serve, jobs(case, prefix), timeout_s=DEADLINE_S)
         if left:
             raise EngineError(f"left on the engine {self.layout}: {left}")
         warned = tuple(process.warnings())

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ppcore.vllm.traces.perform import at_rest, status
 from ppsim.real.exact import PRIME
 
 #: Of the engine's model. Every number below `PRIME` is a token.
@@ -144,8 +145,12 @@ def prepare(model: Any) -> None:
     model.vllm_entrypoint.collective_rpc(set_layers_apart)
 
 
-def serve(model: Any, jobs: list[Job]) -> dict[str, Answer]:
-    """Run requests that arrive together; runs in the engine's client."""
+def serve(model: Any, jobs: list[Job]) -> tuple[dict[str, Answer], dict[str, Any]]:
+    """Run requests that arrive together; runs in the engine's client.
+
+    Returns:
+        The answers by name, and what the ranks still hold afterwards.
+    """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -166,15 +171,18 @@ def serve(model: Any, jobs: list[Job]) -> dict[str, Answer]:
                 temperature=0.0, max_tokens=job.tokens, ignore_eos=job.ignore_eos, extra_args=extra
             )
         )
-    # Or the first would be a step ahead of the others.
-    engine.sleep(level=0, mode="keep")
+    together = len(jobs) > 1  # or the first would be a step ahead of the others
+    if together:
+        engine.sleep(level=0, mode="keep")
     prompts = [TokensPrompt(prompt_token_ids=job.prompt) for job in jobs]
     engine.enqueue(prompts, params, use_tqdm=False)
-    engine.wake_up(tags=["scheduling"])
+    if together:
+        engine.wake_up(tags=["scheduling"])
     outputs = engine.wait_for_completion(use_tqdm=False)
     for full in installed:
         engine.collective_rpc("nnsight_clear_registered", args=(full,))
-    return {job.name: _answer(output) for job, output in zip(jobs, outputs, strict=True)}
+    answers = {job.name: _answer(output) for job, output in zip(jobs, outputs, strict=True)}
+    return answers, at_rest(status(model))
 
 
 def _answer(output: Any) -> Answer:

@@ -108,6 +108,8 @@ class Link:
             case Dropped():
                 for worker in [w for w in self.abandoned if w.request == effect.request]:
                     del self.abandoned[worker]
+                for key in [key for key in self.results if key.worker.request == effect.request]:
+                    del self.results[key]
         self.world.stirred(self.stage, self.column)
 
     def send(self, peer: int, message: Message, token: int | None = None) -> None:
@@ -292,10 +294,7 @@ class Link:
         """This rank pulls nothing more of the request."""
         yield from self.flush()
         yield None
-        effects = self.core.say_done(request)
-        for key in [key for key in self.results if key.worker.request == request]:
-            del self.results[key]
-        yield from self.carry_out(effects)
+        yield from self.carry_out(self.core.say_done(request))
 
     def exchange_held(
         self, request: str, leaves: Callable[[dict[int, str]], str], *, wait: bool

@@ -81,8 +81,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("published-for-nobody", "_publish", "- state.released.pop(key, set())", ""),
     _core("published-after-it-was-asked-for", "_publish", "state.waiting.pop(key, ())", "()"),
     _core("kept-for-one-peer-only", "publish", "set(self.peers)", "set(self.peers[:1])"),
-    _core("asked-for-by-nobody", "asked_for", "return not state.r",
-          "return key in state.waiting and not state.r"),
+    _core("asked-for-by-nobody", "asked_for", "return not state.r", "return False and not state.r"),
+    _core("a-released-pull-has-no-answer", "asked_for", "if key in state.waiting:", "if False:"),
     _core("release-to-the-wrong-owner", "release", "by_owner.setdefault(owner, [])",
           "by_owner.setdefault((owner + 1) % self.stages if (owner + 1) % self.stages != self.stage "
           "else owner, [])"),
@@ -163,7 +163,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("result-published-for-one-peer", "computed", "set(self.peers)", "set(self.peers[:1])"),
     _host("results-taken-by-order", "seated:Seated._make", "link.results.pop(key)",
           "link.results.pop(next(iter(link.results)))"),
-    _host("results-stay-with-their-home", "link:Link.say_done", "del self.results[key]", "pass"),
+    _host("results-stay-with-their-home", "link:Link._at_once", "del self.results[key]", "pass"),
     _host("call-computed-without-its-argument", "link:Link._compute", "effect.token)", "0)"),
     # --- ends and failures
     _core("done-to-one-peer-only", "say_done", "self._send_all(Done(request))",
@@ -262,7 +262,7 @@ CATALOGUE: tuple[Mutant, ...] = (
           "pass"),
     _real("own-error-masked-by-its-consequence", "mediator:PPMediator._report",
           "if cause is not None:", "if False:"),
-    _real("result-shared-with-its-home", "link:Link._compute", "self._kept(result)", "(result, 1)"),
+    _real("result-shared-with-its-home", "calls:Calls.compute", "link.kept(result)", "(result, 1)"),
     _real("real-failure-not-told", "link:Link.failed", "if self.transport is not None:", "if False:"),
     _real("pulls-stay-after-the-wait", "mediator:PPMediator._advance", "self.seat.take()", "pass"),
     _real("finished-worker-not-reported", "mediator:PPMediator._resume",

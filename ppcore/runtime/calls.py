@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..core import ALWAYS, STATIC
+from ..effects import Compute
 from ..errors import BlockError
 from ..messages import Key, Worker
-from . import expression, lazy
+from . import codec, expression, lazy
 from .interleaver import PPInterleaver, Rows, Shape, Template
 from .lazy import Base, LazyTensor
 from .stubs import ModuleInfo, is_stub
 
 if TYPE_CHECKING:
+    from .link import Link
     from .mediator import PPMediator
 
 
@@ -109,6 +111,8 @@ class Calls:
         for path, module in paths.items():
             self._path_of.setdefault(id(module), path)
         self._structures: dict[tuple[int, str], Template] = {}
+        # Calls that were computed here -> what they returned or raised, until this rank's worker comes.
+        self.results: dict[Key, Any] = {}
         # Held while the interleaver's bystanders change.
         self._beside = threading.Lock()
 
@@ -135,7 +139,7 @@ class Calls:
             if core.stage != caller:
                 # The receipt for the arguments: the call was computed before it was taken.
                 link.fetch([(Base(link, key, path, caller, when), _WHOLE)])
-                return link.result(key)
+                return self._result(link, key)
             args, kwargs = lazy.resolve((args, kwargs))
             result = run(*args, **kwargs)
             link.publish(key, path, result)
@@ -146,9 +150,20 @@ class Calls:
             args, kwargs = lazy.map_tensors((args, kwargs), given.argument)
             args, kwargs = lazy.resolve((args, kwargs))
             spelled = self._spell_call(path, args, kwargs, given)
-            link.give(key, path, computes, spelled, given.tensors, [b.key for b in given.bases])
+            # As they are now: they are sent from where they lie.
+            payload = codec.pieces(link.kept(given.tensors)[0])
+            of = tuple(base.key for base in given.bases)
+            link._do(lambda: core.give(key, path, computes, spelled, payload, of))
         base = Base(link, key, path, computes, when)
         return template.lazies(base, Rows(0, 0, 0), link.device)  # its extents are all known
+
+    def _result(self, link: Link, key: Key) -> Any:
+        """What a call returned that was computed here, or the error that the module raised."""
+        with link._changed:
+            found = self.results.pop(key)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def parameter(self, mediator: PPMediator, path: str, name: str, info: ModuleInfo) -> LazyTensor:
         """A worker reads a parameter of a module that another stage holds."""
@@ -221,28 +236,48 @@ class Calls:
         """The structure that a call returns, found by running it on zeros (on a receiving thread)."""
         return json.dumps(_write(self._run(json.loads(spelled), self._zeros)))
 
-    def compute(self, spelled: str, tensors: list[torch.Tensor], of: Sequence[Any]) -> Any:
-        """What a call returns (on a receiving thread).
+    def compute(self, effect: Compute) -> None:
+        """Compute a call that a peer gave, and publish the result (on a receiving thread)."""
+        link, key = self.interleaver.link, effect.key
+        assert link is not None
+        kept, size = None, 0
+        try:
+            with torch.inference_mode():
+                result = self._made(effect)
+        except Exception as error:
+            result = kept = error
+        with link._changed:
+            if link.core.awaits(key):
+                self.results[key] = result
+            wanted = link.core.asked_for(key)
+        if wanted and kept is None:
+            kept, size = link.kept(result)
+        link._do(lambda: link.core.computed(key, effect.location, kept, size))
 
-        Args:
-            tensors: the data of the tensors among its arguments, in order.
-            of: the results of the other calls that its arguments are made of.
+    def dropped(self, request: str) -> None:
+        """Nothing is left of the request, its link's lock being held."""
+        for key in [key for key in self.results if key.worker.request == request]:
+            del self.results[key]
+
+    def _made(self, effect: Compute) -> Any:
+        """What a call returns.
 
         Raises:
-            Exception: what the module raised, or one of those calls.
+            Exception: what the module raised, or the call whose result is among the arguments.
         """
-        rest = iter(tensors)
+        rest = iter(effect.token)
 
         def tensor(part: Any) -> torch.Tensor:
             if "of" not in part:
                 return next(rest)
-            if isinstance(of[part["of"]], Exception):
-                raise of[part["of"]]
-            found = expression.evaluate(part["expression"], of[part["of"]])
+            source = effect.of[part["of"]]
+            if isinstance(source, Exception):
+                raise source
+            found = expression.evaluate(part["expression"], source)
             assert isinstance(found, torch.Tensor)
             return found.to(self._device, copy=True)
 
-        return self._run(json.loads(spelled), tensor)
+        return self._run(json.loads(effect.call), tensor)
 
     def _run(self, call: dict[str, Any], tensor: Callable[[Any], torch.Tensor]) -> Any:
         """Run a call beside the forward; ``tensor`` gives a tensor for its description."""

@@ -9,6 +9,7 @@ work: a value that a peer asked for is evaluated, and encoded, after it is let g
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import threading
 import time
@@ -26,6 +27,7 @@ from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
 from .transport import Buffer, Transport
+from .watchdog import Watchdog
 
 
 class Forcing:
@@ -45,10 +47,11 @@ class Link:
         transport: carries frames to the other stages; None on a single stage.
         device: where this rank's tensors live.
         deadline_s: how long a wait may last before it ends with a report.
+        watchdog: ends blocks that do not come back; None where nothing looks on.
         parameter: location of a module's parameter -> the tensor, for peers that need one.
         describe: a call's spelling -> the structure it returns, spelled (see `calls`).
-        compute: a call's spelling, the tensors among its arguments, and the results of other calls
-            that it is made of -> what it returns.
+        compute: computes a call that a peer gave, and publishes the result (see `calls`).
+        dropped: told of each request of which nothing is left.
         changed: the lock, and what waits for a change wait on; the simulator passes its own.
     """
 
@@ -59,26 +62,28 @@ class Link:
         device: torch.device,
         *,
         deadline_s: float = 300.0,
+        watchdog: Watchdog | None = None,
         parameter: Callable[[str], torch.Tensor] | None = None,
         describe: Callable[[str], str] | None = None,
-        compute: Callable[[str, list[torch.Tensor], Sequence[Any]], Any] | None = None,
+        compute: Callable[[Compute], None] | None = None,
+        dropped: Callable[[str], None] = lambda request: None,
         changed: threading.Condition | None = None,
     ) -> None:
         self.core = core
         self.transport = transport
         self.device = device
         self.deadline_s = deadline_s
+        self.watchdog = watchdog
         self.pulled_bytes = 0
         self.host_copies = 0
         self._parameter = parameter
         self._describe = describe
-        self._module_call = compute
+        self._compute = compute
+        self._dropped = dropped
         self._changed = changed or threading.Condition()
         # Pull number -> its value, until no lazy needs it.
         self._landed: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
-        # Calls that were computed here -> what they returned or raised, until this rank's worker comes.
-        self._results: dict[Key, Any] = {}
         self._abandoned: dict[Worker, Abandoned] = {}
         # Bases that no lazy needs, put here by destructors on any thread.
         self._forgotten: deque[tuple[int, Key, list[int]]] = deque()
@@ -118,6 +123,7 @@ class Link:
                 case Dropped(request):
                     for worker in [w for w in self._abandoned if w.request == request]:
                         del self._abandoned[worker]
+                    self._dropped(request)
         return slow
 
     def _send(self, peer: int, message: Message, payload: Sequence[Buffer] = ()) -> None:
@@ -127,6 +133,7 @@ class Link:
     def _answer(self, effect: Serve | Describe | Compute) -> None:
         """Evaluate what a peer asked for and send it, or publish it where it is a call."""
         if isinstance(effect, Compute):
+            assert self._compute is not None
             self._compute(effect)
             return
         payload: Sequence[Buffer] = ()
@@ -139,22 +146,6 @@ class Link:
         with self._changed:
             self.core.sent_reply(effect.peer, message)
             self._send(effect.peer, message, payload)
-
-    def _compute(self, effect: Compute) -> None:
-        assert self._module_call is not None
-        key, kept, size = effect.key, None, 0
-        try:
-            with torch.inference_mode():
-                result = self._module_call(effect.call, effect.token, effect.of)
-        except Exception as error:
-            result = kept = error
-        with self._changed:
-            if self.core.awaits(key):
-                self._results[key] = result
-            wanted = self.core.asked_for(key)
-        if wanted and kept is None:
-            kept, size = self._kept(result)
-        self._do(lambda: self.core.computed(key, effect.location, kept, size))
 
     def _asked_value(self, effect: Serve | Describe) -> Any:
         if isinstance(effect, Describe):
@@ -282,7 +273,8 @@ class Link:
             DeadlineExceeded: it did not within the deadline; the text lists who waits for what.
         """
         end = time.monotonic() + self.deadline_s
-        with self._changed:
+        waiting = self.watchdog.waiting() if self.watchdog else contextlib.nullcontext()
+        with waiting, self._changed:
             while not condition():
                 left = end - time.monotonic()
                 if left <= 0:
@@ -358,35 +350,10 @@ class Link:
             if not self.core.asked_for(key):
                 self.core.publish(key, location, None, 0)
                 return
-        kept, size = self._kept(value)
+        kept, size = self.kept(value)
         self._do(lambda: self.core.publish(key, location, kept, size))
 
-    def give(
-        self,
-        key: Key,
-        location: str,
-        home: int,
-        call: str,
-        tensors: list[torch.Tensor],
-        of: Sequence[Key],
-    ) -> None:
-        """This rank has the arguments of a call, or its home has them: that computes it now."""
-        payload = codec.pieces(self._kept(tensors)[0])
-        self._do(lambda: self.core.give(key, location, home, call, payload, tuple(of)))
-
-    def result(self, key: Key) -> Any:
-        """What a call returned that was computed here, for this rank's worker.
-
-        Raises:
-            Exception: what the module raised.
-        """
-        with self._changed:
-            found = self._results.pop(key)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _kept(self, value: Any) -> tuple[Any, int]:
+    def kept(self, value: Any) -> tuple[Any, int]:
         """``value`` with its tensors as they are now, and their bytes."""
         from .lazy import map_tensors
 
@@ -421,6 +388,16 @@ class Link:
                 return None
             reached = self.core.reached(worker, found.access) or self.core.ended(worker.request)
         return json.loads(found.error) if reached or at_once else None
+
+    def block_begins(self, worker: Worker) -> None:
+        """A worker's block is about to run on this thread."""
+        if self.watchdog is not None:
+            self.watchdog.begin(hurry=worker in self._abandoned)
+
+    def block_parks(self) -> None:
+        """It touched the model, or ended."""
+        if self.watchdog is not None:
+            self.watchdog.end()
 
     def finish(self, worker: Worker) -> None:
         """The worker makes no further access."""
@@ -462,9 +439,6 @@ class Link:
     def say_done(self, request: str) -> None:
         """This rank pulls nothing more of the request."""
         self._flush()
-        with self._changed:
-            for key in [key for key in self._results if key.worker.request == request]:
-                del self._results[key]
         self._do(lambda: self.core.say_done(request))
 
     def wait_drained(self) -> None:

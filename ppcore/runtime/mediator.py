@@ -14,7 +14,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from greenlet import GreenletExit, getcurrent
@@ -22,12 +22,13 @@ from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator, Pending
 
 from ..core import Available, Decision, Verdict
-from ..errors import Missed, PPError
+from ..errors import BlockError, Missed, PPError
 from ..messages import Worker
-from ..schedule import REPLICATED, Place
+from ..schedule import REPLICATED
 from ..seat import Move, Seat
 from . import expression, lazy
 from .lazy import Base, LazyTensor
+from .left import Left
 from .link import Forcing
 from .threadstate import Draws, Kept, may_draw
 
@@ -43,14 +44,6 @@ _WHOLE = expression.of_leaf(())
 
 #: Where the frames are that are not the block's.
 _HERE = os.path.dirname(__file__) + os.sep
-
-
-class Left(NamedTuple):
-    """What a worker was reading when it parked for a value that comes after this stage's forward."""
-
-    place: Place
-    location: str
-    value: Any
 
 
 class Told(dict):
@@ -82,7 +75,7 @@ class PPMediator(Mediator):
         adopted.held = None
         adopted._resume_with = None
         adopted._reported = False
-        adopted._visit = adopted._left = None
+        adopted._left = Left()
         adopted._seen = {}
         adopted._rows = {}
         draws = None
@@ -93,10 +86,8 @@ class PPMediator(Mediator):
 
     # Makes what a fetched read is answered with; None while the worker itself waits in a lazy.
     _resume_with: Callable[[], Any] | None
-    # The visit that this rank's forward is at, while it serves the worker a value.
-    _visit: Left | None
     # The visit that the forward left while the worker was parked for a late value.
-    _left: Left | None
+    _left: Left
     # What this worker sees of the visit that its clock stands at: location -> value.
     _seen: dict[Any, Any]
     # Whether this worker's end by an error is known to the other ranks.
@@ -142,40 +133,23 @@ class PPMediator(Mediator):
         return self._settle(self._resume(*args))
 
     def _resume(self, *args: Any) -> Any:
-        before = self._before()
-        self._state.enter()
+        self._left.resumes(lambda: self.link.core.clock(self.worker_id))
+        self._enter()
         try:
             pending = super().switch(*args)
         except Exception as error:
             error.__intervention_tb__ = _blocks_own(error)  # type: ignore[attr-defined]
             raise
         finally:
-            self._state.leave()
-        if before is not None:
-            pending = self._check_unedited(before, pending)
+            self._leave()
+        if self._left.edited():
+            pending = self._end_late(self._left.error(self.link.core.stage))
         if not self.alive:
             self.link.finish(self.worker_id)
         return pending
 
-    def _before(self) -> list[torch.Tensor] | None:
-        """What the worker holds of a visit that the forward left, as it is; None if it holds nothing."""
-        left = self._left
-        if left is None or self.link.core.clock(self.worker_id) != left.place:
-            self._left = None
-            return None
-        return [tensor.clone() for tensor in _tensors(left.value)]
-
-    def _check_unedited(self, before: list[torch.Tensor], pending: Any) -> Any:
-        """End the worker with an error if it has edited what the forward went on with already."""
-        assert self._left is not None
-        if all(map(_same_bits, before, _tensors(self._left.value))):
-            return pending
-        error = Missed(
-            f"an in-place edit of {self._left.location!r} came too late: the block waited for a module "
-            f"of another stage, which computes after stage {self.link.core.stage} in the same turn. With "
-            "tensor parallelism inside of the stages, edit before such a call, or in the next step"
-        )
-        self._left = None
+    def _end_late(self, error: Missed) -> Any:
+        """It has edited what this rank's forward went on with: end it where it is parked now."""
         if not self.alive:
             raise error
         with self.inside():
@@ -184,11 +158,19 @@ class PPMediator(Mediator):
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """While the worker is entered past `switch`: unwound at the end of its request."""
-        self._state.enter()
+        self._enter()
         try:
             yield
         finally:
-            self._state.leave()
+            self._leave()
+
+    def _enter(self) -> None:
+        self._state.enter()
+        self.link.block_begins(self.worker_id)
+
+    def _leave(self) -> None:
+        self.link.block_parks()
+        self._state.leave()
 
     def handle(self, provider: str, value: Any) -> Any:
         pending = self.pending
@@ -222,15 +204,13 @@ class PPMediator(Mediator):
                 served = batcher.narrow(value, self.batch_group)
                 if scheduled:
                     link.publish(decision.key, provider, served)
-                self._visit = Left(decision.place, provider, served)
-                try:
+                with self._left.serving(decision.place, provider, served):
                     self.pending = self.switch(served)
-                finally:
-                    self._visit = None
             else:
                 given = lazy.resolve(pending.value)
                 if pending.event is Event.SWAP:
                     self.interleaver.check_swap(provider)
+                    _check_dtype(provider, given, value)
                     value = batcher.widen(value, self.batch_group, given)
                 else:
                     self.interleaver.check_skip(provider)
@@ -263,7 +243,7 @@ class PPMediator(Mediator):
         while pending is not None:
             if isinstance(pending, Forcing):
                 self.seat.need(pending.numbers)
-                self._left = self._visit or self._left
+                self._left.parks()
                 return IDLE
             if pending.event is Event.BARRIER:
                 return pending
@@ -437,12 +417,32 @@ class PPMediator(Mediator):
         self.lcls.shared.clear()
         self.caches = []
         self.pending = self.held = self._resume_with = None
-        self._visit = self._left = None
+        self._left = Left()
         self._seen = {}
         self._rows = {}
         if self.exception is not None:
             self.exception.__dict__.pop("__intervention_tb__", None)
             self.exception.__context__ = self.exception.__traceback__ = None
+
+
+def _check_dtype(location: str, given: Any, value: Any) -> None:
+    """Refuse a replacement that the model's forward cannot take: it would end there, and the engine with it.
+
+    Logits are the sampler's, which takes any.
+
+    Raises:
+        BlockError: a floating tensor is of another dtype than what it replaces.
+    """
+    if isinstance(given, (tuple, list)) and isinstance(value, (tuple, list)):
+        for one, other in zip(given, value, strict=False):
+            _check_dtype(location, one, other)
+    elif isinstance(given, torch.Tensor) and isinstance(value, torch.Tensor):
+        both = given.is_floating_point() and value.is_floating_point()
+        if both and given.dtype != value.dtype and location.endswith((".output", ".input")):
+            raise BlockError(
+                f"{location!r} is {value.dtype}, and its replacement {given.dtype}: convert it with "
+                f".to({value.dtype})"
+            )
 
 
 def _blocks_own(error: Exception) -> TracebackType | None:
@@ -462,17 +462,6 @@ def _blocks_own(error: Exception) -> TracebackType | None:
     for entry in reversed(kept):
         found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return found
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    lazy.map_tensors(value, lambda path, tensor: found.append(tensor))
-    return found
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    raw = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(*raw)
 
 
 def _again(value: Any) -> Any:

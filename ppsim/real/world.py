@@ -168,6 +168,7 @@ class World(Baton):
                 parameter=stage.calls.value_of,
                 describe=stage.calls.describe,
                 compute=stage.calls.compute,
+                dropped=stage.calls.dropped,
                 changed=Lock(self),  # type: ignore[arg-type]
             )
             # It runs on at least once: raising before its first statement is no fault of a rank.
@@ -344,7 +345,7 @@ class World(Baton):
                 "landed values": len(link._landed),
                 "refusals": len(link._refused),
                 "abandonments": len(link._abandoned),
-                "results": len(link._results),
+                "results": len(stage.calls.results),
             }
             found_left = {name: count for name, count in left.items() if count}
             if found_left:

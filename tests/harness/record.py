@@ -91,6 +91,7 @@ def become(stage: Stage, shape: execute.Shape) -> None:
         parameter=rank.calls.value_of,
         describe=rank.calls.describe,
         compute=rank.calls.compute,
+        dropped=rank.calls.dropped,
     )
     rank.connect(stage.link)
 

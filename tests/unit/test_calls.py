@@ -113,6 +113,7 @@ class Rank:
             parameter=self.calls.value_of,
             describe=self.calls.describe,
             compute=self.calls.compute,
+            dropped=self.calls.dropped,
         )
         self.link.open_round(["r"])
         self.core.start(WORKER)
@@ -177,7 +178,7 @@ def test_the_home_takes_what_was_computed_and_asks_for_no_argument(rank: Rank, h
     rank.call("m.b", x)
     found = home.call("m.b", torch.zeros(4, 3))
     assert torch.equal(found, home.modules["m.b"](x))
-    assert home.link._results == {}
+    assert home.calls.results == {}
 
 
 def test_the_arguments_are_those_of_the_call(rank: Rank, home: Rank) -> None:
@@ -258,16 +259,17 @@ def test_two_calls_beside_the_forward_do_not_end_each_other(home: Rank) -> None:
 
     home.modules["m.meets"] = Meets()
     spelled = home.calls._spell_call("m.pair", (X,), {})
-    home.calls.compute(home.calls._spell_call("m.meets", (X,), {}), [X], ())
+    home.calls.describe(home.calls._spell_call("m.meets", (X,), {}))
     assert inner == [1]
 
 
 def test_a_result_goes_with_its_request(rank: Rank, home: Rank) -> None:
     rank.call("m.b", X)
-    assert len(home.link._results) == 1
-    home.link.end("r")
-    home.link.say_done("r")
-    assert home.link._results == {}
+    assert len(home.calls.results) == 1
+    for stage in (rank, home):
+        stage.link.end("r")
+        stage.link.say_done("r")
+    assert home.calls.results == {}
 
 
 def test_a_collective_call_waits_for_its_homes_worker(rank: Rank, home: Rank) -> None:
