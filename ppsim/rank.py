@@ -140,7 +140,7 @@ class Rank:
             for fault in self.case.faults:
                 here = (fault.stage, fault.column) == (self.stage, self.column)
                 if fault.kind == "raise" and here and fault.request == request.name and workers:
-                    workers[-1].fault_at = fault.at
+                    workers[-1].fail_at(fault.at)
 
     def _receive(self) -> Generator[Wait, None, dict[str, int]]:
         if not self.inbox:
