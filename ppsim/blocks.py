@@ -206,70 +206,70 @@ class Frame:
 
     # --- statements that need nothing of the driver -------------------------------------------
 
-    def _edit(self, do: Edit) -> None:
+    def _do_edit(self, do: Edit) -> None:
         box = self.names.get(do.name)
         if box is not None:
             box.edit(operation((EDIT, do.constant), box.node))
 
-    def _derive(self, do: Derive) -> None:
+    def _do_derive(self, do: Derive) -> None:
         source = self.names.get(do.source)
         if source is not None:
             self.names[do.name] = Box(operation((DERIVE, do.constant), source.node))
 
-    def _mix(self, do: Mix) -> None:
+    def _do_mix(self, do: Mix) -> None:
         first, second = self.names.get(do.first), self.names.get(do.second)
         if first is not None and second is not None:
             self.names[do.name] = Box(operation((MIX, 1), first.node, second.node))
 
-    def _save(self, do: Save) -> None:
+    def _do_save(self, do: Save) -> None:
         box = self.names.get(do.name)
         if box is not None:
             self.saves[do.label] = box
 
-    def _append(self, do: Append) -> None:
+    def _do_append(self, do: Append) -> None:
         box = self.names.get(do.name)
         if box is not None:
             found = self.saves.setdefault(do.label, [])
             if isinstance(found, list):
                 found.append(box)
 
-    def _put(self, do: Put) -> None:
+    def _do_put(self, do: Put) -> None:
         box, slots = self.names.get(do.name), self.saves.get(do.label)
         if box is not None and isinstance(slots, list):
             if do.slot >= len(slots):
                 raise BlockRaised("index")
             slots[do.slot] = box
 
-    def _cache(self, do: Cache) -> None:
+    def _do_cache(self, do: Cache) -> None:
         if self.touched:
             raise BlockRaised("cache")
         self.recordings[do.label] = Recording(do.inputs, do.paths)
 
-    def _stop(self, do: Stop) -> None:
+    def _do_stop(self, do: Stop) -> None:
         raise BlockStopped
 
-    def _raise(self, do: Raise) -> None:
+    def _do_raise(self, do: Raise) -> None:
         raise BlockRaised(str(do.code))
 
     # --- statements that may ask the driver for something -------------------------------------
 
-    def _write(self, do: Write) -> Running:
+    def _do_write(self, do: Write) -> Running:
         box = self.names.get(do.name)
         if box is not None:
             yield Access(do.location, self.wanted(do.location), box.node)
 
-    def _skip(self, do: Skip) -> Running:
+    def _do_skip(self, do: Skip) -> Running:
         box = self.names.get(do.name)
         if box is not None:
             location = f"{do.path}.skip"
             yield Access(location, self.wanted(location), box.node)
 
-    def _param(self, do: Param) -> Running:
+    def _do_param(self, do: Param) -> Running:
         box = yield Parameter(do.location)
         assert box is not None
         self.names[do.name] = box
 
-    def _blend(self, do: Blend) -> Running:
+    def _do_blend(self, do: Blend) -> Running:
         target, other = self.names.get(do.name), self.names.get(do.other)
         if target is not None and other is not None:
             source = other.node
@@ -278,14 +278,14 @@ class Frame:
                 yield Force([source])
             target.edit(operation((MIX, 0), target.node, source))
 
-    def _call(self, do: Call) -> Running:
+    def _do_call(self, do: Call) -> Running:
         source = self.names.get(do.source)
         if source is not None:
             box = yield Use(do.path, source.node)
             assert box is not None
             self.names[do.name] = box
 
-    def _if(self, do: If) -> Running:
+    def _do_if(self, do: If) -> Running:
         box = self.names.get(do.name)
         if box is not None:
             node = box.node
@@ -315,11 +315,11 @@ def _steps(loop: For) -> Iterator[int]:
 
 
 _PLAIN: dict[type, Callable[[Frame, Any], None]] = {
-    Edit: Frame._edit, Derive: Frame._derive, Mix: Frame._mix, Save: Frame._save,
-    Append: Frame._append, Put: Frame._put, Cache: Frame._cache, Stop: Frame._stop,
-    Raise: Frame._raise,
+    Edit: Frame._do_edit, Derive: Frame._do_derive, Mix: Frame._do_mix, Save: Frame._do_save,
+    Append: Frame._do_append, Put: Frame._do_put, Cache: Frame._do_cache, Stop: Frame._do_stop,
+    Raise: Frame._do_raise,
 }  # fmt: skip
 _ASKING: dict[type, Callable[[Frame, Any], Running]] = {
-    Write: Frame._write, Skip: Frame._skip, Param: Frame._param, Blend: Frame._blend,
-    Call: Frame._call, If: Frame._if, For: Frame._loop,
+    Write: Frame._do_write, Skip: Frame._do_skip, Param: Frame._do_param, Blend: Frame._do_blend,
+    Call: Frame._do_call, If: Frame._do_if, For: Frame._loop,
 }  # fmt: skip

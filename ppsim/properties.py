@@ -55,7 +55,6 @@ class Properties:
         self.world = world
         self._pulled: set[tuple[int, int, int, object, str, str]] = set()
         self._told: set[tuple[int, int, int, Worker]] = set()
-        self.most_buffered = 0
         # Rank -> workers that have failed elsewhere, as it knew when its forward was through.
         self._failed: dict[tuple[int, int], list[Worker]] = {}
         # Requests (their parents) of which a wait outlasted its deadline.
@@ -65,18 +64,14 @@ class Properties:
 
     def sent(self, stage: int, column: int, peer: int, message: Message) -> None:
         """``once``: nobody asks for the same thing twice. ``told``: see there."""
-        kind = type(message)
-        if kind is Pull:
-            assert isinstance(message, Pull)
+        if type(message) is Pull:
             name = (stage, column, peer, message.key, message.location, message.expression)
             if name in self._pulled:
                 raise Leak("once", f"stage {stage} pulls {message.key} twice")
             self._pulled.add(name)
-        elif kind is Failed:
-            assert isinstance(message, Failed)
+        elif type(message) is Failed:
             self._told.add((stage, column, peer, message.worker))
-        elif kind is Done:
-            assert isinstance(message, Done)
+        elif type(message) is Done:
             self._told_of(self.world.rank(stage, column), peer, message.request)
 
     def _told_of(self, rank: Rank, peer: int, request: str) -> None:
@@ -188,7 +183,6 @@ class Properties:
                     raise Leak(
                         "bounded", f"stage {rank.stage} keeps {entry.location!r} ({key}) for nobody"
                     )
-            self.most_buffered = max(self.most_buffered, len(state.buffer))
 
     def _may_ask(self, rank: Rank, peer: int, name: str, key: object) -> bool:
         other = self.world.rank(peer, rank.column)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ppcore.core import Core
@@ -56,7 +57,7 @@ class Rank:
         self.carried: dict[str, list[Seated]] = {}
         self.known: set[str] = set()
         self.recordings: list[tuple[str, Recording]] = []
-        self.visits = world.visits[stage]
+        self.model = _model(world.visits[stage])
         self.inbox: list[dict[str, int]] = []
         self.commands = 0
         self.idle = False
@@ -94,7 +95,7 @@ class Rank:
             if name in self.carried:
                 yield from self.harvest(name)
         self._add(command)
-        self.link.visited = {}
+        self.link.visited.clear()
         batch = [(name, self.carried[name]) for name in command.inputs]
         yield None
         yield from self.link.carry_out(
@@ -178,24 +179,19 @@ class Rank:
         self, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
     ) -> Generator[Wait, None, dict[str, int]]:
         skipped: dict[str, int] = {}
-        for location in self.visits:
-            path, _, side = location.rpartition(".")
-            if side == "skip":
-                skipped = dict.fromkeys(states, NO_SKIP)
-                yield from self._visit(location, skipped, batch)
-                continue
-            if location == "logits" or location == "samples":
-                break
-            if path == "S":
-                states = {name: term(SHARED, value) for name, value in states.items()}
-            elif side == "out":
-                layer = int(path[1:])
-                states = {
+        for location, does, layer in self.model:
+            offered = states
+            if does == "skip":
+                offered = skipped = dict.fromkeys(states, NO_SKIP)
+            elif does == "shared":
+                offered = states = {name: term(SHARED, value) for name, value in states.items()}
+            elif does == "layer":
+                offered = states = {
                     name: skipped[name] or term(LAYER, layer, value)
                     for name, value in states.items()
                 }
             if self._awaited(location, batch):
-                yield from self._visit(location, states, batch)
+                yield from self._visit(location, offered, batch)
             else:
                 self._visited(location)
         return states
@@ -404,3 +400,17 @@ class Rank:
         counts = {label: len(boxes) for label, boxes in found.items()}
         skeleton = json.dumps(shapes, sort_keys=True).encode()
         return Shipment(skeleton, counts, leaves, error, own, parts)
+
+
+@lru_cache(maxsize=256)
+def _model(visits: tuple[str, ...]) -> tuple[tuple[str, str, int], ...]:
+    """A stage's layers: each location that its forward visits, what it does there, and the layer."""
+    found: list[tuple[str, str, int]] = []
+    for location in visits:
+        path, _, side = location.rpartition(".")
+        if path == "S":
+            found.append((location, "shared", 0))
+        elif path:
+            does = {"in": "enter", "skip": "skip", "out": "layer"}[side]
+            found.append((location, does, int(path[1:])))
+    return tuple(found)

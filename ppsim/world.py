@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ppcore.core import Core
-from ppcore.messages import Message, spell
+from ppcore.messages import Message, Never, Probe, Pull, Reply, spell
 
 from . import cases, faults
 from .cases import Case
@@ -26,6 +26,9 @@ from .failures import Crash, Failure, Liveness
 from .link import Wait
 from .properties import Properties
 from .rank import Rank
+
+#: The messages that have a number.
+_NUMBERED = frozenset({Pull, Probe, Reply, Never})
 
 #: Events after which a run counts as one that does not end.
 LIMIT = 60_000
@@ -137,14 +140,15 @@ class World:
         self.runnable.append(task)
         return task
 
-    def run(self, strategy: Strategy) -> World:
-        """Run to the end; what went wrong, if anything did, is in ``failure`` afterwards."""
-        runnable, choose, step, limit = self.runnable, strategy.choose, self.step, self.limit
+    def run(self, strategy: Strategy, *, events: int | None = None) -> World:
+        """Run to the end, or for so many events.
+
+        What went wrong, if anything did, is in ``failure`` afterwards.
+        """
         try:
-            while runnable:
-                if self.events >= limit:
-                    raise Liveness("ends", f"still running after {limit} events")
-                step(choose(self))
+            self._move(strategy, self.limit if events is None else events)
+            if events is None and self.runnable:
+                raise Liveness("ends", f"still running after {self.limit} events")
             self.properties.at_rest()
         except Failure as failure:
             self.failure = self.properties.unexcused(failure)
@@ -155,24 +159,27 @@ class World:
                 task.generator.close()
         return self
 
-    def step(self, position: int) -> None:
-        """One event: the task at this position of ``runnable`` moves."""
-        runnable = self.runnable
-        task = runnable[position]
-        self.events += 1
-        if self.record:
-            self.schedule.append(task.name)
-        self._mark = 0
-        try:
-            wait = next(task.generator)
-        except StopIteration:
-            task.done = True
-            self._drop(task)
-        else:
-            if wait is not None and not wait():
-                task.wait = wait
-                runnable.remove(task)
-        self.hash = hash((self.hash, task.number, self._mark, len(runnable)))
+    def _move(self, strategy: Strategy, events: int) -> None:
+        """So many events, or all that there are."""
+        runnable, choose, record = self.runnable, strategy.choose, self.record
+        for _ in range(events):
+            if not runnable:
+                return
+            task = runnable[choose(self)]
+            self.events += 1
+            self._mark = 0
+            if record:
+                self.schedule.append(task.name)
+            try:
+                wait = next(task.generator)
+            except StopIteration:
+                task.done = True
+                self._drop(task)
+            else:
+                if wait is not None and not wait():
+                    task.wait = wait
+                    runnable.remove(task)
+            self.hash = hash((self.hash, task.number, self._mark, len(runnable)))
 
     def _drop(self, task: Task) -> None:
         if task in self.runnable:
@@ -205,7 +212,7 @@ class World:
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         """Put a message into the channel to ``peer``."""
         self.properties.sent(stage, column, peer, message)
-        self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
+        self._mark = mark(self._mark, peer, message)
         if self.record:
             self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
         channel = stage, peer, column
@@ -334,6 +341,12 @@ class World:
             if channel:
                 lines.append(f"channel {peer}->{stage} (column {column}): {len(channel)} messages")
         return "\n".join(lines)
+
+
+def mark(before: int, peer: int, message: Message) -> int:
+    """What a message adds to the hash of the event that sends it."""
+    number = message.number if type(message) in _NUMBERED else -1  # type: ignore[union-attr]
+    return hash((before, peer, len(message.word), number))
 
 
 def run(case: Case, strategy: Strategy, *, record: bool = False, limit: int = LIMIT) -> World:

@@ -25,7 +25,7 @@ from ppcore.messages import Message, parse, spell
 from ..cases import Case
 from ..failures import Failure
 from ..link import Wait
-from ..world import Task, World
+from ..world import Task, World, mark
 
 #: Where a simulated host listens.
 PORT = 7000
@@ -89,7 +89,7 @@ class Networked(Hosted):
 
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         self.properties.sent(stage, column, peer, message)
-        self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
+        self._mark = mark(self._mark, peer, message)
         self._under_way += 1
         self._writers[stage, peer, column].write(f"{json.dumps(token)} {spell(message)}\n".encode())
 
