@@ -75,6 +75,9 @@ class Verdict(enum.Enum):
     NEVER = "never"
 
 
+LOCAL, ANSWER, GATE, NEVER = Verdict
+
+
 class Decision(NamedTuple):
     """The answer to one access.
 
@@ -295,30 +298,29 @@ class Core:
 
     def _decide(self, state: _Worker, key: Key, location: str, occurrence: int) -> Decision:
         if location in REPLICATED:
-            return Decision(Verdict.LOCAL, key, Place(END, BEFORE), self.stage)
-        if location not in self.schedule:
+            return Decision(LOCAL, key, Place(END, BEFORE), self.stage)
+        found = self.schedule.visit(location, occurrence)
+        if found is None:
             # No forward visits it. Where the module is real the worker waits as it would on one
             # rank, in vain; elsewhere it must not run on either.
             home = self.home(location.rpartition(".")[0])
-            verdict = Verdict.LOCAL if self.stage in home else Verdict.NEVER
-            return Decision(verdict, key, state.clock, self.stage)
-        place = self.schedule.place(location, occurrence)
-        owner = self.schedule.owner(location, occurrence)
+            return Decision(LOCAL if self.stage in home else NEVER, key, state.clock, self.stage)
+        place, owner = found
         if place < state.clock:
-            return Decision(Verdict.NEVER, key, place, owner)
+            return Decision(NEVER, key, place, owner)
         if location.endswith(".skip"):
             # What lies inside of what is skipped is not visited in this turn.
             place = self.schedule.beyond(location, place)
         if owner == self.stage:
-            return Decision(Verdict.LOCAL, key, place, owner)
+            return Decision(LOCAL, key, place, owner)
         request = self._requests[key.worker.request]
         if place.turn >= len(request.rounds):
-            return Decision(Verdict.GATE, key, place, owner)
+            return Decision(GATE, key, place, owner)
         still_inside = state.served_turn == place.turn == len(request.rounds) - 1
         if owner > self.stage and still_inside and not request.ended:
-            return Decision(Verdict.GATE, key, place, owner)
+            return Decision(GATE, key, place, owner)
         state.clock = place
-        return Decision(Verdict.ANSWER, key, place, owner)
+        return Decision(ANSWER, key, place, owner)
 
     def served(self, worker: Worker, place: Place) -> None:
         """The forward served the worker's local access at ``place``."""

@@ -125,17 +125,28 @@ class Schedule:
         """The stage that makes the visit with this index."""
         return max(0, bisect_right(self.first, index) - 1) if index >= 0 else 0
 
+    def visit(self, location: str, occurrence: int) -> tuple[Place, int] | None:
+        """Where the ``occurrence``-th visit of ``location`` belongs and the stage that makes it.
+
+        None where no stage's forward visits the location.
+        """
+        slots = self._slots(location)
+        if slots is None:
+            return None
+        turn, which = divmod(occurrence, len(slots))
+        stage, index = slots[which]
+        return Place(turn, index), stage
+
     def place(self, location: str, occurrence: int) -> Place:
         """Where the ``occurrence``-th visit of ``location`` belongs.
 
         Raises:
             KeyError: the schedule has no such location.
         """
-        slots = self._slots(location)
-        if slots is None:
+        found = self.visit(location, occurrence)
+        if found is None:
             raise KeyError(location)
-        turn, which = divmod(occurrence, len(slots))
-        return Place(turn, slots[which].index)
+        return found[0]
 
     def beyond(self, skip: str, place: Place) -> Place:
         """Where a module's output belongs that is skipped at ``place``; there itself if it has none."""
@@ -150,10 +161,10 @@ class Schedule:
 
     def owner(self, location: str, occurrence: int) -> int:
         """The stage that makes the ``occurrence``-th visit of ``location``."""
-        slots = self._slots(location)
-        if slots is None:
+        found = self.visit(location, occurrence)
+        if found is None:
             raise KeyError(location)
-        return slots[occurrence % len(slots)].stage
+        return found[1]
 
     def before(self, location: str, place: Place) -> int:
         """How many occurrences of ``location`` lie strictly before ``place``.

@@ -45,6 +45,8 @@ class Link:
         # Pull number -> what it was asked for, for checks that do not ask the core.
         self.origins: dict[int, tuple[str, Available]] = {}
         self.live: dict[Key, int] = {}
+        # What this rank's forward visits.
+        self.locations = frozenset(world.visits[stage])
         # How often this round's forward has visited each location here.
         self.visited: dict[str, int] = {}
         # Whether the forward thread is blocked here, and whether its deadline is over.

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
 
-from ppcore.core import ALWAYS, STATIC, Available, Verdict
+from ppcore.core import ALWAYS, ANSWER, LOCAL, STATIC, Available, Verdict
 from ppcore.errors import PPError
 from ppcore.messages import Key, Worker
 from ppcore.schedule import REPLICATED, Place
-from ppcore.seat import Move, Seat
+from ppcore.seat import STAY, WAIT, Seat
 
 from .blocks import (
     NONE,
@@ -223,7 +223,7 @@ class Seated(Frame):
     def _apply(self, verdict: Verdict, access: Access) -> Steps:
         """Do what was decided of an access, and of those after it, until one needs a wait."""
         seat = self.seat
-        while verdict is Verdict.ANSWER:
+        while verdict is ANSWER:
             want = yield from self._resume(self._answer(access))
             if want is None:
                 return
@@ -234,7 +234,7 @@ class Seated(Frame):
             del want
             yield None
             verdict = seat.ask(access.location, access.occurrence, passed=self._passed(access))
-        if verdict is Verdict.LOCAL:
+        if verdict is LOCAL:
             if access.node is not None and access.node.value is None:
                 wanted = [(base, text) for _, base, text in plan([access.node])]
                 if wanted:
@@ -244,8 +244,8 @@ class Seated(Frame):
             self.held = access
 
     def _passed(self, access: Access) -> bool:
-        core = self.link.core
-        if not core.knows(access.location):
+        """Whether this rank's forward is already beyond the visit that an access asks for."""
+        if access.location not in self.link.locations:
             return False
         return self._at(access.location) > access.occurrence
 
@@ -334,9 +334,9 @@ class Seated(Frame):
             while True:
                 yield None
                 move = seat.go_on()
-                if move is Move.STAY:
+                if move is STAY:
                     return
-                if move is Move.WAIT:
+                if move is WAIT:
                     yield from self.link.wait(list(seat.pulls))
                     seat.take()
                     yield from self._go(None)
