@@ -542,23 +542,23 @@ class Core:
                 if self._asked.pop(message.number, None) is None:
                     return []
                 return [Landed(message.number, token)]
+            case Release():
+                for key in message.keys:
+                    self._take_release(peer, key)
+                return []
+            case Done():
+                return self._take_done(peer, message.request)
+            case Held():
+                self._request(message.request).held[peer] = message.leaves
+                return []
             case Never():
                 if self._asked.pop(message.number, None) is None:
                     return []
                 return [Landed(message.number, reason=message.reason)]
             case Probe():
                 return [Describe(peer, message.number, message.call)]
-            case Release():
-                for key in message.keys:
-                    self._take_release(peer, key)
-                return []
-            case Held():
-                self._request(message.request).held[peer] = message.leaves
-                return []
             case Failed():
                 return [Abandoned(message.worker, message.access, message.error)]
-            case Done():
-                return self._take_done(peer, message.request)
             case _:
                 return []
 
@@ -641,7 +641,7 @@ class Core:
     def held(self, request: str) -> dict[int, str] | None:
         """What every earlier stage holds of the saves, or None while one has not said."""
         state = self._request(request)
-        below = {peer for peer in self.peers if peer < self.stage} - self.dead
+        below = {*self.peers[: self.stage]} - self.dead
         if not below.issubset(state.held):
             return None
         return {peer: state.held[peer] for peer in below}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ppcore.core import Core
 from ppcore.messages import Message, Never, Probe, Pull, Reply, spell
@@ -27,8 +27,9 @@ from .link import Wait
 from .properties import Properties
 from .rank import Rank
 
-#: The messages that have a number.
+#: The messages that have a number, and the lengths of all messages' words.
 _NUMBERED = frozenset({Pull, Probe, Reply, Never})
+_LENGTHS = {kind: len(kind.word) for kind in get_args(Message)}
 
 #: Events after which a run counts as one that does not end.
 LIMIT = 60_000
@@ -211,15 +212,21 @@ class World:
 
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         """Put a message into the channel to ``peer``."""
-        self.properties.sent(stage, column, peer, message)
-        self._mark = mark(self._mark, peer, message)
-        if self.record:
-            self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
+        self._sent(stage, column, peer, message)
         channel = stage, peer, column
         self.channels[channel].append((message, token))
         listener = self._listeners[channel]
         if listener.wait is not None:
             self._wake(listener)
+
+    def _sent(self, stage: int, column: int, peer: int, message: Message) -> None:
+        """Check a message, and note it in the event's hash."""
+        self.properties.sent(stage, column, peer, message)
+        kind = type(message)
+        number = message.number if kind in _NUMBERED else -1  # type: ignore[union-attr]
+        self._mark = hash((self._mark, peer, _LENGTHS[kind], number))
+        if self.record:
+            self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
 
     def _listen(self, stage: int, column: int, peer: int) -> Generator[Wait, None, None]:
         name, held = (peer, stage, column), self._held
@@ -227,11 +234,11 @@ class World:
         link = self.ranks[stage, column].link
 
         def arrived() -> bool:
-            return bool(channel) and name not in held
+            return bool(channel) and not (held and name in held)
 
         while True:
             yield arrived
-            if name in held:
+            if held and name in held:
                 continue  # held since it was chosen
             message, token = channel.popleft()
             if message is None:
@@ -341,12 +348,6 @@ class World:
             if channel:
                 lines.append(f"channel {peer}->{stage} (column {column}): {len(channel)} messages")
         return "\n".join(lines)
-
-
-def mark(before: int, peer: int, message: Message) -> int:
-    """What a message adds to the hash of the event that sends it."""
-    number = message.number if type(message) in _NUMBERED else -1  # type: ignore[union-attr]
-    return hash((before, peer, len(message.word), number))
 
 
 def run(case: Case, strategy: Strategy, *, record: bool = False, limit: int = LIMIT) -> World:

@@ -25,7 +25,7 @@ from ppcore.messages import Message, parse, spell
 from ..cases import Case
 from ..failures import Failure
 from ..link import Wait
-from ..world import Task, World, mark
+from ..world import Task, World
 
 #: Where a simulated host listens.
 PORT = 7000
@@ -88,8 +88,7 @@ class Networked(Hosted):
         self._hearing = 0
 
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
-        self.properties.sent(stage, column, peer, message)
-        self._mark = mark(self._mark, peer, message)
+        self._sent(stage, column, peer, message)
         self._under_way += 1
         self._writers[stage, peer, column].write(f"{json.dumps(token)} {spell(message)}\n".encode())
 
