@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ppcore.core import Available, Core
+from ppcore.core import STATIC, Available, Core
 from ppcore.effects import Abandoned, Dropped, Effect, Landed, Send, Serve
 from ppcore.errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ppcore.messages import Key, Message, Never, Reply, Worker
@@ -234,13 +234,13 @@ class Link:
 
     def flush(self) -> Generator[Wait, None, None]:
         """Tell owners what this rank can force no more."""
-        lost, self.lost = self.lost, []
-        if not lost:
+        if not self.lost:
             return
-        released = [
-            (owner, key) for owner, key, _ in lost if key.access >= 0 and key.worker.request
-        ]
-        for _, _, numbers in lost:
+        lost, self.lost = self.lost, []
+        released: list[tuple[int, Key]] = []
+        for owner, key, numbers in lost:
+            if key.access != STATIC:
+                released.append((owner, key))
             for number in numbers:
                 self.landed.pop(number, None)
                 self.refused.pop(number, None)

@@ -179,7 +179,10 @@ class Properties:
             raise Leak("bounded", f"stage {rank.stage} keeps releases to itself: {rank.link.lost}")
         for name, state in rank.core._requests.items():
             for key, entry in state.buffer.items():
-                if not any(self._may_ask(rank, peer, name, key) for peer in entry.peers):
+                for peer in entry.peers:
+                    if self._may_ask(rank, peer, name, key):
+                        break
+                else:
                     raise Leak(
                         "bounded", f"stage {rank.stage} keeps {entry.location!r} ({key}) for nobody"
                     )

@@ -8,7 +8,7 @@ for workers that were ended elsewhere, sample, close the round; and at a request
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ from .values import Box, Visit
 if TYPE_CHECKING:
     from .world import World
 
+
+_spell_shapes = json.JSONEncoder(sort_keys=True).encode
+_read_leaves: Callable[[str], dict[str, str]] = lru_cache(maxsize=1024)(json.loads)
 
 #: The value at a skip gate that nobody uses.
 NO_SKIP = 0
@@ -361,7 +364,7 @@ class Rank:
         ships: dict[str, list[bool]] = {}
 
         def decide(below: dict[int, str]) -> str:
-            merged = union(json.loads(text) for text in below.values())
+            merged = union(map(_read_leaves, below.values()))
             ships.update(to_ship(holds, merged, last=self.last))
             return json.dumps(spell_leaves(ships))
 
@@ -398,7 +401,7 @@ class Rank:
             mine = error is None and not isinstance(failure, Unreachable)
             return Shipment(b"", {}, {}, error or text, own or mine)
         counts = {label: len(boxes) for label, boxes in found.items()}
-        skeleton = json.dumps(shapes, sort_keys=True).encode()
+        skeleton = _spell_shapes(shapes).encode()
         return Shipment(skeleton, counts, leaves, error, own, parts)
 
 

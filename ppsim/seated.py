@@ -73,7 +73,9 @@ class Seated(Frame):
         self._numbers: list[int] = []
         # The call that runs here, or the lazy of one that runs elsewhere.
         self._call: tuple[Key, str] | Box | None = None
-        self._seen: dict[tuple[Place, str], Box] = {}
+        # What it has seen of the visits at one place, which other stages make.
+        self._place: Place | None = None
+        self._seen: dict[str, Box] = {}
         # One tensor to the block however often it reads a parameter, and one pull.
         self._parameters: dict[str, Box] = {}
 
@@ -262,19 +264,19 @@ class Seated(Frame):
         assert decision is not None
         location = access.location
         self.hit()
-        slot = (decision.place, location)
-        if slot not in self._seen:
-            self._seen = {key: box for key, box in self._seen.items() if key[0] == decision.place}
+        if decision.place != self._place:
+            self._place = decision.place
+            self._seen.clear()
         if access.node is not None:
-            self._seen[slot] = Box(access.node)
+            self._seen[location] = Box(access.node)
             return None
-        box = self._seen.get(slot)
+        box = self._seen.get(location)
         if box is not None:
             self.link.forget(decision.owner, decision.key, [])
         else:
             when = Available(decision.place.turn, decision.owner)
             base = self.link.base(decision.key, location, decision.owner, when)
-            box = self._seen[slot] = Box(Node(None, base))
+            box = self._seen[location] = Box(Node(None, base))
         return box
 
     # --- the model's side ---------------------------------------------------------------------
@@ -301,7 +303,7 @@ class Seated(Frame):
                 if known or location in REPLICATED:
                     yield None
                     link.core.served(self.worker, decision.place)
-                    self._seen = {}
+                    self._seen.clear()
                 if access.node is None:
                     value = visit.value
                     if visit.box is None:
