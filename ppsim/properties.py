@@ -215,14 +215,10 @@ class Properties:
         # A release may be in the channel, or about to be sent by a thread that was interrupted.
         if self.world.channels[peer, rank.stage, rank.column]:
             return True
-        tasks = self.world.tasks
-        return any(
-            task.name == f"f{peer}.{rank.column}" and task.wait is None and not task.done
-            for task in tasks
-        ) or any(
-            task.name == f"l{rank.stage}.{rank.column}<{peer}" and task.wait is None
-            for task in tasks
-        )
+        forward = self.world.forwards[peer, rank.column]
+        if forward.wait is None and not forward.done:
+            return True
+        return self.world.listeners[peer, rank.stage, rank.column].wait is None
 
     # --- when nothing can move any more -------------------------------------------------------
 

@@ -78,6 +78,8 @@ class World:
 
     Attributes:
         runnable: the tasks that can move, in an order that depends on the run alone.
+        forwards: (stage, column) -> the rank's forward.
+        listeners: (peer, stage, column) -> the rank's listener to the peer.
         hash: of everything that happened so far.
         schedule: the names of the tasks that moved, where ``record`` is set.
         notes: what to draw, where ``record`` is set.
@@ -110,17 +112,17 @@ class World:
         self.tasks: list[Task] = []
         self.runnable: list[Task] = []
         self._engine_task = self._task("engine", self.engine.run())
-        self._forwards: dict[tuple[int, int], Task] = {}
-        self._listeners: dict[tuple[int, int, int], Task] = {}
+        self.forwards: dict[tuple[int, int], Task] = {}
+        self.listeners: dict[tuple[int, int, int], Task] = {}
         for (stage, column), rank in self.ranks.items():
-            self._forwards[stage, column] = self._task(f"f{stage}.{column}", rank.forward())
+            self.forwards[stage, column] = self._task(f"f{stage}.{column}", rank.forward())
         for stage, column in self.ranks:
             for peer in range(case.stages):
                 if peer != stage:
                     self.channels[peer, stage, column] = deque()
                     name = f"l{stage}.{column}<{peer}"
                     listener = self._listen(stage, column, peer)
-                    self._listeners[peer, stage, column] = self._task(name, listener)
+                    self.listeners[peer, stage, column] = self._task(name, listener)
         for fault in case.faults:
             if fault.kind != "raise":
                 self._task(faults.task(fault), faults.strike(self, fault))
@@ -196,7 +198,7 @@ class World:
 
     def stirred(self, stage: int, column: int) -> None:
         """Something changed on a rank: its forward may have waited for that."""
-        task = self._forwards[stage, column]
+        task = self.forwards[stage, column]
         if task.wait is not None:
             self._wake(task)
 
@@ -206,7 +208,7 @@ class World:
 
     def commanded(self) -> None:
         """There is a new command."""
-        for task in self._forwards.values():
+        for task in self.forwards.values():
             if task.wait is not None:
                 self._wake(task)
 
@@ -215,7 +217,7 @@ class World:
         self._sent(stage, column, peer, message)
         channel = stage, peer, column
         self.channels[channel].append((message, token))
-        listener = self._listeners[channel]
+        listener = self.listeners[channel]
         if listener.wait is not None:
             self._wake(listener)
 
@@ -252,7 +254,7 @@ class World:
     def hand_on(self, stage: int, column: int, states: dict[str, int]) -> None:
         """A stage's hidden states go to the next one."""
         self.ranks[stage + 1, column].inbox.append(states)
-        self._wake(self._forwards[stage + 1, column])
+        self._wake(self.forwards[stage + 1, column])
 
     def gather(self, stage: int, column: int, number: int, location: str) -> None:
         """A column takes part in its stage's ``number``-th collective."""
@@ -263,7 +265,7 @@ class World:
                 "columns-agree", f"the columns of stage {stage} gather different values: {joined}"
             )
         for other in range(self.case.columns):
-            self._wake(self._forwards[stage, other])
+            self._wake(self.forwards[stage, other])
 
     def gathered(self, stage: int, number: int) -> bool:
         """Whether every column of the stage has joined."""
@@ -278,7 +280,7 @@ class World:
     def let_go(self, channel: tuple[int, int, int]) -> None:
         """The channel delivers again."""
         self._held.discard(channel)
-        self._wake(self._listeners[channel])
+        self._wake(self.listeners[channel])
 
     def kill(self, where: tuple[int, int]) -> None:
         """A rank is gone: its process, and its ends of all links."""
@@ -286,8 +288,8 @@ class World:
         if where in self.dead:
             return
         self.dead.add(where)
-        forward = self._forwards[where]
-        gone = [self._listeners[p, stage, column] for p in range(self.case.stages) if p != stage]
+        forward = self.forwards[where]
+        gone = [self.listeners[p, stage, column] for p in range(self.case.stages) if p != stage]
         for task in (forward, *gone):
             task.done = True
             task.wait = None
@@ -297,7 +299,7 @@ class World:
         for peer in range(self.case.stages):
             if peer != stage:
                 self.channels[stage, peer, column].append((None, None))
-                self._wake(self._listeners[stage, peer, column])
+                self._wake(self.listeners[stage, peer, column])
         self._engine_down()
 
     def broken(self, stage: int, column: int) -> None:
@@ -307,7 +309,7 @@ class World:
     def _engine_down(self) -> None:
         self.engine.dead = True
         self.stir_engine()
-        for task in self._forwards.values():
+        for task in self.forwards.values():
             self._wake(task)
 
     def severed(self, stage: int, column: int) -> bool:
@@ -330,7 +332,7 @@ class World:
             if (stage, column) in self.dead:
                 lines.append(f"rank {(stage, column)}: dead")
                 continue
-            forward = self._forwards[stage, column]
+            forward = self.forwards[stage, column]
             doing = "ended" if forward.done else "waits" if forward.wait else "can move"
             at = "" if forward.done else f" in {_innermost(forward.generator)}"
             lines.append(f"rank {(stage, column)}: round {rank.core.round}, forward {doing}{at}")
