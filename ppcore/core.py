@@ -420,12 +420,12 @@ class Core:
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward thread wait for these pulls."""
-        return all(
-            asked is None
-            or isinstance(asked.message, Probe)
-            or self.may_block(asked.message.key.worker.request, asked.available)
-            for asked in map(self._asked.get, numbers)
-        )
+        for asked in map(self._asked.get, numbers):
+            if asked is None or isinstance(asked.message, Probe):
+                continue
+            if not self.may_block(asked.message.key.worker.request, asked.available):
+                return False
+        return True
 
     def wait(self, numbers: Iterable[int]) -> None:
         """This rank's forward thread blocks until these pulls are answered."""
@@ -631,12 +631,9 @@ class Core:
 
     def say_held(self, request: str, leaves: str) -> list[Effect]:
         """Tell the later stages which leaves of the request's saves this rank ships."""
-        return [
-            effect
-            for peer in self.peers
-            if peer > self.stage
-            for effect in self._send(peer, Held(request, leaves))
-        ]
+        message = Held(request, leaves)
+        later = [peer for peer in self.peers if peer > self.stage]
+        return [effect for peer in later for effect in self._send(peer, message)]
 
     def held(self, request: str) -> dict[int, str] | None:
         """What every earlier stage holds of the saves, or None while one has not said."""

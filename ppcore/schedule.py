@@ -130,7 +130,7 @@ class Schedule:
 
         None where no stage's forward visits the location.
         """
-        slots = self._slots(location)
+        slots = self.slots.get(location) or self._slots(location)
         if slots is None:
             return None
         turn, which = divmod(occurrence, len(slots))
@@ -172,13 +172,12 @@ class Schedule:
         This is what nnsight counts on one rank for a worker that stands at ``place``: a visit is
         counted once everyone parked on it has been served.
         """
-        slots = self._slots(location)
-        if slots is None:
-            return 0
         indices = self._indices.get(location)
         if indices is None:
+            slots = self._slots(location) or ()
             indices = self._indices[location] = tuple(slot.index for slot in slots)
-        return place.turn * len(slots) + bisect_left(indices, place.index)
+        turn, index = place
+        return turn * len(indices) + bisect_left(indices, index)
 
     def local_occurrence(self, location: str, stage: int, turn: int, visited: int) -> int:
         """Which occurrence the ``visited``-th visit (from 0) of ``location`` on ``stage`` is.

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from .world import World
 
 
+#: The messages of which a check depends.
+CHECKED = frozenset({Pull, Failed, Done})
+
+
 class Properties:
     """The checks of one run."""
 
@@ -63,7 +67,10 @@ class Properties:
     # --- while it runs ------------------------------------------------------------------------
 
     def sent(self, stage: int, column: int, peer: int, message: Message) -> None:
-        """``once``: nobody asks for the same thing twice. ``told``: see there."""
+        """A message of a kind that is ``CHECKED`` goes out.
+
+        ``once``: nobody asks for the same thing twice. ``told``: see there.
+        """
         if type(message) is Pull:
             name = (stage, column, peer, message.key, message.location, message.expression)
             if name in self._pulled:

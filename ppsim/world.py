@@ -24,7 +24,7 @@ from .cases import Case
 from .engine import Engine
 from .failures import Crash, Failure, Liveness
 from .link import Wait
-from .properties import Properties
+from .properties import CHECKED, Properties
 from .rank import Rank
 
 #: The messages that have a number, and the lengths of all messages' words.
@@ -164,13 +164,10 @@ class World:
 
     def _move(self, strategy: Strategy, events: int) -> None:
         """So many events, or all that there are."""
-        runnable, choose, record = self.runnable, strategy.choose, self.record
-        for _ in range(events):
-            if not runnable:
-                return
+        runnable, choose, record, digest = self.runnable, strategy.choose, self.record, self.hash
+        for moved in range(1, events + 1):
             task = runnable[choose(self)]
-            self.events += 1
-            self._mark = 0
+            self.events, self._mark = moved, 0
             if record:
                 self.schedule.append(task.name)
             try:
@@ -182,7 +179,9 @@ class World:
                 if wait is not None and not wait():
                     task.wait = wait
                     runnable.remove(task)
-            self.hash = hash((self.hash, task.number, self._mark, len(runnable)))
+            self.hash = digest = hash((digest, task.number, self._mark, len(runnable)))
+            if not runnable:
+                break
 
     def _drop(self, task: Task) -> None:
         if task in self.runnable:
@@ -223,8 +222,9 @@ class World:
 
     def _sent(self, stage: int, column: int, peer: int, message: Message) -> None:
         """Check a message, and note it in the event's hash."""
-        self.properties.sent(stage, column, peer, message)
         kind = type(message)
+        if kind in CHECKED:
+            self.properties.sent(stage, column, peer, message)
         number = message.number if kind in _NUMBERED else -1  # type: ignore[union-attr]
         self._mark = hash((self._mark, peer, _LENGTHS[kind], number))
         if self.record:
