@@ -97,13 +97,19 @@ class Seated(Frame):
 
     def _go(self, value: Box | None) -> Steps:
         """Run on with ``value``; answer what the worker parks on while that needs no wait."""
-        want = yield from self._resume(value)
+        resumed = self._resume(value)
         del value
-        if isinstance(want, Access):
+        while True:
+            want = yield from resumed
+            if not isinstance(want, Access):
+                break
             yield None
             verdict = self.seat.ask(want.location, want.occurrence, passed=self._passed(want))
-            yield from self._apply(verdict, want)
-        elif want is not None:
+            if verdict is not ANSWER:
+                yield from self._park(verdict, want)
+                return
+            resumed = self._resume(self._answer(want))
+        if want is not None:
             self.seat.need(self._numbers)
 
     def _failed(self, error: Exception) -> Steps:
@@ -222,20 +228,8 @@ class Seated(Frame):
 
     # --- what becomes of what it asks for -----------------------------------------------------
 
-    def _apply(self, verdict: Verdict, access: Access) -> Steps:
-        """Do what was decided of an access, and of those after it, until one needs a wait."""
-        seat = self.seat
-        while verdict is ANSWER:
-            want = yield from self._resume(self._answer(access))
-            if want is None:
-                return
-            if not isinstance(want, Access):
-                seat.need(self._numbers)
-                return
-            access = want
-            del want
-            yield None
-            verdict = seat.ask(access.location, access.occurrence, passed=self._passed(access))
+    def _park(self, verdict: Verdict, access: Access) -> Steps:
+        """Leave the worker parked on an access."""
         if verdict is LOCAL:
             if access.node is not None and access.node.value is None:
                 wanted = [(base, text) for _, base, text in plan([access.node])]
@@ -347,7 +341,11 @@ class Seated(Frame):
                     assert access is not None
                     passed = self._passed(access)
                     yield None
-                    yield from self._apply(seat.retry(passed=passed), access)
+                    verdict = seat.retry(passed=passed)
+                    if verdict is ANSWER:
+                        yield from self._go(self._answer(access))
+                    else:
+                        yield from self._park(verdict, access)
                     del access
         except ENDINGS as error:
             yield from self._failed(error)
