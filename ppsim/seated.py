@@ -26,7 +26,6 @@ from .blocks import (
     OutOfOrder,
     Parameter,
     Use,
-    Want,
 )
 from .programs import Block
 from .terms import CALL, term
@@ -96,21 +95,41 @@ class Seated(Frame):
             yield from self._failed(error)
 
     def _go(self, value: Box | None) -> Steps:
-        """Run on with ``value``; answer what the worker parks on while that needs no wait."""
-        resumed = self._resume(value)
-        del value
-        while True:
-            want = yield from resumed
-            if not isinstance(want, Access):
-                break
-            yield None
-            verdict = self.seat.ask(want.location, want.occurrence, passed=self._passed(want))
-            if verdict is not ANSWER:
-                yield from self._park(verdict, want)
-                return
-            resumed = self._resume(self._answer(want))
-        if want is not None:
-            self.seat.need(self._numbers)
+        """Run on with ``value``, until the worker has to park or has ended."""
+        seat = self.seat
+        try:
+            while True:
+                if self._unfinished is None:
+                    want = self._running.send(value)
+                    if isinstance(want, Access):
+                        yield None
+                        passed = self._passed(want)
+                        verdict = seat.ask(want.location, want.occurrence, passed=passed)
+                        if verdict is not ANSWER:
+                            yield from self._park(verdict, want)
+                            return
+                        value = self._answer(want)
+                        continue
+                    if isinstance(want, Parameter):
+                        value = self._parameter(want.location)
+                        continue
+                    yield from self._begin(want)
+                if not (yield from self._complete()):
+                    seat.need(self._numbers)
+                    return
+                value = self._result()
+        except StopIteration:
+            self.alive = False
+            self.how = self.how or "done"
+            yield from self.link.finish(self.worker)
+        except ENDINGS as error:
+            self.alive = False
+            self._unfinished = None
+            self._plan = []
+            if isinstance(error, BlockStopped):
+                yield from self.link.finish(self.worker)
+            # Otherwise telling the others finishes it: they must hear "failed" before "never".
+            raise
 
     def _failed(self, error: Exception) -> Steps:
         """The worker raised: it tells the other ranks and ends here."""
@@ -132,35 +151,6 @@ class Seated(Frame):
         self._plan = []
         self.alive = False
         self._running.close()
-
-    def _resume(self, value: Box | None) -> Generator[Wait, None, Want | None]:
-        """Run on until an access, or a force that has to park; None when the block has ended."""
-        try:
-            while True:
-                if self._unfinished is None:
-                    want = self._running.send(value)
-                    if isinstance(want, Access):
-                        return want
-                    if isinstance(want, Parameter):
-                        value = self._parameter(want.location)
-                        continue
-                    yield from self._begin(want)
-                if not (yield from self._complete()):
-                    return self._unfinished
-                value = self._result()
-        except StopIteration:
-            self.alive = False
-            self.how = self.how or "done"
-            yield from self.link.finish(self.worker)
-            return None
-        except ENDINGS as error:
-            self.alive = False
-            self._unfinished = None
-            self._plan = []
-            if isinstance(error, BlockStopped):
-                yield from self.link.finish(self.worker)
-            # Otherwise telling the others finishes it: they must hear "failed" before "never".
-            raise
 
     def _begin(self, want: Force | Use) -> Steps:
         """Ask for what a force, or a call that runs here, needs."""
