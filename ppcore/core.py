@@ -56,7 +56,7 @@ from .messages import (
     Reply,
     Worker,
 )
-from .schedule import BEFORE, REPLICATED, Place, Schedule
+from .schedule import BEFORE, REPLICATED, Place, Schedule, made
 
 #: The turn of what comes after a request's last turn.
 END = 1 << 62
@@ -287,7 +287,7 @@ class Core:
         [`again`][ppcore.core.Core.again].
         """
         state = self._worker(worker)
-        key = Key(worker, state.next_access)
+        key = made(Key, (worker, state.next_access))
         state.next_access += 1
         state.touched[key.access] = location
         return self._decide(state, key, location, occurrence)
@@ -311,16 +311,18 @@ class Core:
         if location.endswith(".skip"):
             # What lies inside of what is skipped is not visited in this turn.
             place = self.schedule.beyond(location, place)
-        if owner == self.stage:
-            return Decision(LOCAL, key, place, owner)
         request = self._requests[key.worker.request]
-        if place.turn >= len(request.rounds):
-            return Decision(GATE, key, place, owner)
-        still_inside = state.served_turn == place.turn == len(request.rounds) - 1
-        if owner > self.stage and still_inside and not request.ended:
-            return Decision(GATE, key, place, owner)
-        state.clock = place
-        return Decision(ANSWER, key, place, owner)
+        turn, opened = place.turn, len(request.rounds)
+        if owner == self.stage:
+            verdict = LOCAL
+        elif turn >= opened:
+            verdict = GATE
+        elif owner > self.stage and state.served_turn == turn == opened - 1 and not request.ended:
+            verdict = GATE
+        else:
+            verdict = ANSWER
+            state.clock = place
+        return made(Decision, (verdict, key, place, owner))
 
     def served(self, worker: Worker, place: Place) -> None:
         """The forward served the worker's local access at ``place``."""
@@ -463,9 +465,8 @@ class Core:
 
     def _ask(self, owner: int, message: Pull | Probe, available: Available) -> list[Effect]:
         if owner in self.dead:
-            return [
-                Landed(message.number, reason=f"died: stage {owner} is gone ({describe(message)})")
-            ]
+            reason = f"died: stage {owner} is gone ({describe(message)})"
+            return [Landed(message.number, reason=reason)]
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
 

@@ -20,6 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+#: Makes a named tuple of a tuple, in half the time of its class, whose constructor is Python.
+made = tuple.__new__
+
 #: Index of a place before the first visit of a turn.
 BEFORE = -1
 
@@ -135,7 +138,7 @@ class Schedule:
             return None
         turn, which = divmod(occurrence, len(slots))
         stage, index = slots[which]
-        return Place(turn, index), stage
+        return made(Place, (turn, index)), stage
 
     def place(self, location: str, occurrence: int) -> Place:
         """Where the ``occurrence``-th visit of ``location`` belongs.
