@@ -12,9 +12,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-#: A random Llama of which a step costs tens of milliseconds on two cores.
-MODEL: dict[str, Any] = {"layers": 24, "hidden": 512, "heads": 8}
-PROMPT = list(range(40, 72))
+from . import MODEL, PROMPT
 
 
 def _serve(pipe: Connection, kind: str, checkpoint: str, stages: int) -> None:

@@ -491,10 +491,16 @@ class Core:
     # --- values: this rank is asked -----------------------------------------------------------
 
     def asked_for(self, key: Key) -> bool:
-        """Whether any peer may still ask for ``key``; when none can there is nothing to publish."""
+        """Whether any peer may still ask for ``key``; when none can there is nothing to publish.
+
+        A pull that waits here has an answer even if its peer has released the value since: each pull
+        has one.
+        """
         if self.stages == 1:
             return False
         state = self._requests[key.worker.request]
+        if key in state.waiting:
+            return True
         return not state.released.get(key, set()).issuperset(self.peers)
 
     def publish(self, key: Key, location: str, token: Any, size_bytes: int) -> list[Effect]:

@@ -81,7 +81,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("published-for-nobody", "publish", "- state.released.pop(key, set())", ""),
     _core("published-after-it-was-asked-for", "publish", "state.waiting.pop(key, ())", "()"),
     _core("kept-for-one-peer-only", "publish", "set(self.peers) -", "set(self.peers[:1]) -"),
-    _core("asked-for-by-nobody", "asked_for", "return not state", "return key in state.waiting and not state"),
+    _core("asked-for-by-nobody", "asked_for", "return not state", "return False and not state"),
+    _core("a-released-pull-has-no-answer", "asked_for", "if key in state.waiting:", "if False:"),
     _core("release-to-the-wrong-owner", "release", "by_owner.setdefault(owner, [])",
           "by_owner.setdefault((owner + 1) % self.stages if (owner + 1) % self.stages != self.stage "
           "else owner, [])"),

@@ -136,25 +136,25 @@ class Properties:
     def unexcused(self, failure: Failure) -> Failure | None:
         """The failure, unless the case's fault may lead to it.
 
-        Where a block raised in one column alone, the columns of its stage gather different values, or
-        one waits for the other: nothing on a rank can know of that before the gather.
+        Where a block raised in one column alone, by a fault or because a rank of that column died, the
+        columns of its stage gather different values, or one waits for the other: nothing on a rank can
+        know of that before the gather.
         """
         if failure.name not in ("columns-agree", "ends", "dead-ends"):
             return failure
         case = self.world.case
-        parted = any(
-            fault.kind == "raise" and self._raised(fault.request, case.columns)
-            for fault in case.faults
-        )
+        parted = any(self._raised(fault.kind, fault.request, case.columns) for fault in case.faults)
         return None if parted and case.columns > 1 else failure
 
-    def _raised(self, request: str, columns: int) -> bool:
-        """Whether a block of the request has raised by a fault, on a rank of the first columns."""
+    def _raised(self, kind: str, request: str, columns: int) -> bool:
+        """Whether a block has raised by such a fault, on a rank of the first columns."""
+        word = {"raise": "fault", "die": "PeerDied"}.get(kind)
+        names = self.world.sequences(request) if request else self.world.engine.progress
         for rank in (r for r in self.world.ranks.values() if r.column < columns):
-            for name in self.world.sequences(request):
+            for name in names:
                 hows = list(rank.endings.get(name, {}).values())
                 hows += [worker.how for worker in rank.carried.get(name, ())]
-                if any("fault" in how for how in hows):
+                if word and any(word in how for how in hows):
                     return True
         return False
 
@@ -347,7 +347,7 @@ class Properties:
         outcome = self.world.engine.outcomes[request.name]
         error = outcome.merged.error if outcome.merged is not None else outcome.problem
         # Column 0 speaks for the request.
-        words = ["fault"] if self._raised(request.name, 1) else []
+        words = ["fault"] if self._raised("raise", request.name, 1) else []
         words += ["DeadlineExceeded"] if request.name in self._late else []
         known = error is not None and any(word in error for word in words)
         if words and not known and error != expected.error:
