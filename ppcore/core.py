@@ -315,9 +315,9 @@ class Core:
         turn, opened = place.turn, len(request.rounds)
         if owner == self.stage:
             verdict = LOCAL
-        elif turn >= opened:
-            verdict = GATE
-        elif owner > self.stage and state.served_turn == turn == opened - 1 and not request.ended:
+        elif turn >= opened or (
+            owner > self.stage and state.served_turn == turn == opened - 1 and not request.ended
+        ):
             verdict = GATE
         else:
             verdict = ANSWER
