@@ -93,7 +93,7 @@ class Engine:
     def differs(self, case: Case, expected: Any, seed: int) -> str | None:
         """Run a case; where it is not what the reference, which ran it before, gave."""
         try:
-            self.last = self._outcomes(case, seed)
+            self.last = self.outcomes(jobs(case, f"{seed}."))
         except EngineError as error:
             self._stack.close()
             self.start()
@@ -105,7 +105,12 @@ class Engine:
                     return f"{name} {wrong}"
         return None
 
-    def _outcomes(self, case: Case, seed: int) -> dict[str, Outcome]:
+    def outcomes(self, requests: list[llama.Job]) -> dict[str, Outcome]:
+        """What comes home of requests that arrive together, by name.
+
+        Raises:
+            EngineError: the engine did not outlive them, or holds something of them afterwards.
+        """
         process = self._process
         assert process is not None
         if not self._ready:
@@ -113,14 +118,12 @@ class Engine:
             process.call(llama.prepare)
             process.warnings()
             self._ready = True
-        prefix = f"{seed}."
-        answers, left = process.call(llama.serve, jobs(case, prefix), timeout_s=DEADLINE_S)
+        answers, left = process.call(llama.serve, requests, timeout_s=DEADLINE_S)
         if left:
             raise EngineError(f"left on the engine {self.layout}: {left}")
         warned = tuple(process.warnings())
         return {
-            name.removeprefix(prefix): outcome_of(entry, tokens, [warned])
-            for name, (entry, tokens) in answers.items()
+            name: outcome_of(entry, tokens, [warned]) for name, (entry, tokens) in answers.items()
         }
 
     def close(self) -> None:

@@ -283,12 +283,15 @@ class Writer:
         if made not in self.names:
             self.names.append(made)
         lot = draw.random()
-        if lot < 0.4:
+        if lot < 0.3:
             return call
         self.before.append(call)
-        if lot < 0.6:
+        if lot < 0.45:
+            self.before.append(Derive("m", made, draw.randrange(1, 9)))
+            return Call(made, call.path, "m")
+        if lot < 0.65:
             return If(made, (Edit(name, draw.randrange(1, 9)), Save("y", made)))
-        return Blend(name, made) if lot < 0.8 else Write(self.order[self.position], made)
+        return Blend(name, made) if lot < 0.85 else Write(self.order[self.position], made)
 
     def _prepared(self, statement: Mix | Derive) -> str:
         """The name of what ``statement`` makes; it is written before the statement at hand."""

@@ -463,6 +463,8 @@ class Link:
         """Leave the column."""
         with self._changed:
             self.core.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
         if self.transport is not None:
             self.transport.close()
 

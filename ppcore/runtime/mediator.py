@@ -210,8 +210,9 @@ class PPMediator(Mediator):
                 given = lazy.resolve(pending.value)
                 if pending.event is Event.SWAP:
                     self.interleaver.check_swap(provider)
+                    widened = batcher.widen(value, self.batch_group, given)
                     _check_dtype(provider, given, value)
-                    value = batcher.widen(value, self.batch_group, given)
+                    value = widened
                 else:
                     self.interleaver.check_skip(provider)
                     value = batcher.gather_skip(value, self.batch_group, given)

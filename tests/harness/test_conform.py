@@ -84,7 +84,8 @@ def test_every_kind_of_corruption_is_rejected(name: str, records: list[Records])
         if changed is not None:
             assert not accepted(changed), f"{name} at attempt {attempt}"
             tried += 1
-    if name not in ("error-text", "sent-messages-swapped", "taken-messages-swapped"):
+    seldom = {"error-text", "sent-messages-swapped", "taken-messages-swapped"}
+    if name not in seldom | {"wait-against-the-rule"}:
         assert tried, f"{name} has no place in these runs"
 
 
