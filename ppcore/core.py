@@ -175,6 +175,8 @@ class _Request:
     # Peers that will not ask for a value that is not published yet.
     released: dict[Key, set[int]] = field(default_factory=dict)
     held: dict[int, str] = field(default_factory=dict)
+    # (block, stage) -> the first access that it does not make there, since it has raised.
+    failed: dict[tuple[str, int], int] = field(default_factory=dict)
     ended: bool = False
     said_done: bool = False
     done: set[int] = field(default_factory=set)
@@ -507,9 +509,11 @@ class Core:
         return self._numbers, self._ask(owner, Probe(self._numbers, call), ALWAYS)
 
     def _ask(self, owner: int, message: Pull | Probe, available: Available) -> list[Effect]:
-        if owner in self.dead:
-            reason = f"died: stage {owner} is gone ({describe(message)})"
+        for gone in self.dead.intersection((owner, available.stage)):
+            reason = f"died: stage {gone} is gone ({describe(message)})"
             return [Landed(message.number, reason=reason)]
+        if self._never_given(owner, message, available):
+            return [self._without_arguments(message, available)]
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
 
@@ -645,9 +649,32 @@ class Core:
             case Probe():
                 return [Describe(peer, message.number, message.call)]
             case Failed():
-                return [Abandoned(message.worker, message.access, message.error)]
+                return self._take_failed(peer, message)
             case _:
                 return []
+
+    def _take_failed(self, peer: int, failed: Failed) -> list[Effect]:
+        # A call that was not made there has no arguments: its home will not hear of it.
+        state = self._request(failed.worker.request)
+        state.failed[failed.worker.block, peer] = failed.access
+        effects: list[Effect] = [Abandoned(failed.worker, failed.access, failed.error)]
+        for number, (owner, asked, when) in list(self._asked.items()):
+            if self._never_given(owner, asked, when):
+                del self._asked[number]
+                effects.append(self._without_arguments(asked, when))
+        return effects
+
+    def _never_given(self, owner: int, asked: Pull | Probe, when: Available) -> bool:
+        """Whether a call's caller has raised before it made that."""
+        if isinstance(asked, Probe) or when.stage in (owner, ALWAYS.stage):
+            return False
+        worker, access = asked.key
+        failed = self._request(worker.request).failed.get((worker.block, when.stage))
+        return failed is not None and failed <= access
+
+    def _without_arguments(self, asked: Pull | Probe, when: Available) -> Landed:
+        why = f"the block ended on stage {when.stage} before it made the call"
+        return Landed(asked.number, reason=f"unreachable: {describe(asked)}: {why}")
 
     def _take_pull(self, peer: int, pull: Pull) -> list[Effect]:
         if pull.key.access == STATIC:
@@ -705,8 +732,8 @@ class Core:
             return []
         self.dead.add(peer)
         effects: list[Effect] = []
-        for number, (owner, asked, _) in list(self._asked.items()):
-            if owner == peer:
+        for number, (owner, asked, when) in list(self._asked.items()):
+            if peer in (owner, when.stage):
                 del self._asked[number]
                 reason = f"died: stage {peer} is gone ({why}); asked for {describe(asked)}"
                 effects.append(Landed(number, reason=reason))

@@ -184,7 +184,12 @@ CATALOGUE: tuple[Mutant, ...] = (
           "pass"),
     _core("late-pull-of-a-finished-worker-waits", "_take_pull",
           "if state.said_done or (worker is not None and worker.finished):", "if state.said_done:"),
-    _core("death-not-noticed", "peer_died", "if owner == peer:", "if False:"),
+    _core("death-not-noticed", "peer_died", "if peer in (owner, when.stage):", "if False:"),
+    _core("death-of-a-caller-not-noticed", "peer_died", "peer in (owner, when.stage)", "peer == owner"),
+    _core("call-that-is-never-given-is-waited-for", "_take_failed",
+          "if self._never_given(owner, asked, when):", "if False:"),
+    _core("call-that-was-never-given-is-asked-for", "_ask",
+          "if self._never_given(owner, message, available):", "if False:"),
     _core("death-forgets-requests", "peer_died", "effects += self._take_done(peer, name)", "pass"),
     _core("the-dead-are-waited-for", "held", "- self.dead", ""),
     _core("held-to-earlier-stages-too-late", "say_held", "if peer > self.stage",
@@ -274,7 +279,15 @@ CATALOGUE: tuple[Mutant, ...] = (
 )  # fmt: skip
 
 #: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
-HARD = frozenset({"a-done-peers-pull-has-no-answer", "a-released-pull-has-no-answer"})
+HARD = frozenset(
+    {
+        "a-done-peers-pull-has-no-answer",
+        "a-released-pull-has-no-answer",
+        "call-that-is-never-given-is-waited-for",
+        "call-that-was-never-given-is-asked-for",
+        "death-of-a-caller-not-noticed",
+    }
+)
 
 
 class Misplaced(Exception):

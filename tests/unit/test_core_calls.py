@@ -164,3 +164,54 @@ def test_a_collective_call_comes_after_the_visits_and_the_calls_before_it() -> N
     core.access(other, LOGITS, 0)
     core.served(other, core.schedule.place(LOGITS, 0))
     assert due(other, 0, Available(0, 0)) == Available(1, 0)
+
+
+def at_the_middle(net: Network) -> list[Calling]:
+    """A call of a module of the first stage, made in a visit of the second of three."""
+    net.begin()
+    net.read(1, B, "value")
+    for stage in (0, 2):
+        net.touch(stage, B)
+    return named(net, {0})
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_call_whose_caller_has_raised_is_waited_for_by_nobody(before: bool) -> None:
+    net = Network(THREE)
+    call = at_the_middle(net)[2]
+    core = net.cores[1]
+    core._worker(WORKER).next_access = call.key.access  # it has not come as far
+    raised = core.fail(WORKER, "boom")
+    if before:
+        net.do(1, raised)
+        net.settle()
+    number, effects = net.cores[2].pull(call.key, "model.b", "", call.home, call.available)
+    net.do(2, effects)
+    if not before:
+        net.do(1, raised)
+        net.settle()
+    assert "ended on stage 1 before it made the call" in net.refused[2][number]
+
+
+def test_a_call_that_its_caller_made_before_it_raised_is_computed() -> None:
+    net = Network(THREE)
+    call = at_the_middle(net)[2]
+    number, effects = net.cores[2].pull(call.key, "model.b", "", call.home, call.available)
+    net.do(2, effects)
+    net.do(1, net.cores[1].give(call.key, "model.b", call.home, "", "x", ()))
+    net.do(1, net.cores[1].fail(WORKER, "boom"))
+    net.settle()
+    assert net.landed[2] == {number: "model.b of x"}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_call_whose_caller_is_dead_is_waited_for_by_nobody(before: bool) -> None:
+    net = Network(THREE)
+    call = at_the_middle(net)[2]
+    if before:
+        net.kill(1)
+    number, effects = net.cores[2].pull(call.key, "model.b", "", call.home, call.available)
+    net.do(2, effects)
+    if not before:
+        net.kill(1)
+    assert "died: stage 1" in net.refused[2][number]
