@@ -6,7 +6,9 @@ its token and the command that replays it, and saved in the folder that ``--save
 ``tests/sim/corpus`` it runs with every test from then on. ``--mode real`` puts the real runtime in the
 core's place (see `ppsim.real`), and ``both`` shares the time.
 
-``--executors reference,sim,real,gloo`` runs each program on these instead, and compares.
+``--executors reference,sim,real,gloo,vllm`` runs each program on these instead, and compares;
+``all`` is all of them. ``vllm`` is real engines, kept warm: one of one stage, and one for each of
+``--layouts pp2,pp3,tp2pp2``; two stages unless told otherwise, which is what two cores can carry.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import itertools
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hypothesis import settings
@@ -73,12 +75,11 @@ def compare(options: argparse.Namespace, first: int, minutes: float) -> int:
 
     from . import executors
 
-    names = (
-        list(executors.EXECUTORS) if options.executors == "all" else options.executors.split(",")
-    )
+    every = [*executors.EXECUTORS, executors.ENGINES]
+    names = every if options.executors == "all" else options.executors.split(",")
     end = time.monotonic() + 60 * minutes
     found: executors.Found | None = None
-    with executors.started(names) as comparison:
+    with executors.started(names, options.layouts.split(",")) as comparison:
         for seed, case in comparison.cases(itertools.count(first)):
             found = comparison.run(seed, case)
             if found is not None or time.monotonic() >= end:
@@ -94,7 +95,7 @@ def compare(options: argparse.Namespace, first: int, minutes: float) -> int:
         print(f"{real.source(found.case)}\nsaved as {path}")
     if options.json:
         tallies = {
-            name: {"programs": tally.programs, "per_minute": round(tally.per_minute, 1)}
+            name: {**asdict(tally), "per_minute": round(tally.per_minute, 1)}
             for name, tally in comparison.tallies.items()
         }
         print(json.dumps({"executors": tallies, "failure": found.text if found else None}))
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--save", type=Path, default=Path("."), help="folder for a failing case")
     parser.add_argument("--mode", choices=(*fuzz.MODES, "both"), default="core")
     parser.add_argument("--executors", help="names with commas between, or all")
+    parser.add_argument("--layouts", default="pp2", help="of the engines: pp2,pp3,tp2pp2")
     options = parser.parse_args()
     profile = PROFILES[options.profile]
     first = options.seed if options.seed is not None else profile.first

@@ -8,6 +8,8 @@ gives. They take the same cases and, with one model, give the same numbers:
 `Sim`        the core under the simulator; its values are terms, so it has a reference of its own
 `Real`       the real runtime under the simulator's schedules
 `Gloo`       the real runtime in real processes over gloo
+`engines`    real vLLM engines, one a layout; their model is a Llama, so they have a reference of
+             their own, the engine of one stage
 ===========  =======================================================================================
 
 All requests of a case arrive together and are batched whenever they can be: who shares a step with whom
@@ -37,6 +39,8 @@ from tests.harness import cluster as processes
 from tests.harness.record import become
 from tests.harness.stage import Job
 from tests.harness.stage import Stage as Process
+
+from . import engines
 
 #: Request -> what its client gets.
 Outcomes = dict[str, Outcome]
@@ -180,6 +184,8 @@ class Gloo:
 
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {"sim": Sim, "real": Real, "gloo": Gloo}
+#: The name that stands for one executor a layout.
+ENGINES = "vllm"
 
 
 @dataclass
@@ -188,9 +194,11 @@ class Tally:
 
     Attributes:
         seconds: that it ran for.
+        failures: programs that it ran otherwise than one rank does.
     """
 
     programs: int = 0
+    failures: int = 0
     seconds: float = 0.0
 
     @property
@@ -236,6 +244,7 @@ class Comparison:
                 with self._timed(name):
                     text = executor.differs(case, expected, seed)
                 if text is not None:
+                    self.tallies[name].failures += 1
                     return Found(name, seed, case, text)
         return None
 
@@ -248,10 +257,20 @@ class Comparison:
 
 
 @contextmanager
-def started(names: Sequence[str]) -> Iterator[Comparison]:
-    """A comparison of the executors of these names."""
-    executors = {name: EXECUTORS[name]() for name in names if name != "reference"}
+def started(names: Sequence[str], layouts: Sequence[str] = ("pp2",)) -> Iterator[Comparison]:
+    """A comparison of the executors of these names.
+
+    Args:
+        layouts: of the engines, if they are among them.
+    """
+    executors: dict[str, Executor] = {
+        name: EXECUTORS[name]() for name in names if name in EXECUTORS
+    }
     try:
+        if ENGINES in names:
+            executors |= {
+                f"{ENGINES}-{name}": one for name, one in engines.started(layouts).items()
+            }
         yield Comparison(executors)
     finally:
         for executor in executors.values():

@@ -56,7 +56,7 @@ from .messages import (
     Reply,
     Worker,
 )
-from .schedule import BEFORE, REPLICATED, Place, Schedule
+from .schedule import BEFORE, REPLICATED, Place, Schedule, made
 
 #: The turn of what comes after a request's last turn.
 END = 1 << 62
@@ -73,6 +73,9 @@ class Verdict(enum.Enum):
     ANSWER = "answer"
     GATE = "gate"
     NEVER = "never"
+
+
+LOCAL, ANSWER, GATE, NEVER = Verdict
 
 
 class Decision(NamedTuple):
@@ -284,7 +287,7 @@ class Core:
         [`again`][ppcore.core.Core.again].
         """
         state = self._worker(worker)
-        key = Key(worker, state.next_access)
+        key = made(Key, (worker, state.next_access))
         state.next_access += 1
         state.touched[key.access] = location
         return self._decide(state, key, location, occurrence)
@@ -295,30 +298,31 @@ class Core:
 
     def _decide(self, state: _Worker, key: Key, location: str, occurrence: int) -> Decision:
         if location in REPLICATED:
-            return Decision(Verdict.LOCAL, key, Place(END, BEFORE), self.stage)
-        if location not in self.schedule:
+            return Decision(LOCAL, key, Place(END, BEFORE), self.stage)
+        found = self.schedule.visit(location, occurrence)
+        if found is None:
             # No forward visits it. Where the module is real the worker waits as it would on one
             # rank, in vain; elsewhere it must not run on either.
             home = self.home(location.rpartition(".")[0])
-            verdict = Verdict.LOCAL if self.stage in home else Verdict.NEVER
-            return Decision(verdict, key, state.clock, self.stage)
-        place = self.schedule.place(location, occurrence)
-        owner = self.schedule.owner(location, occurrence)
+            return Decision(LOCAL if self.stage in home else NEVER, key, state.clock, self.stage)
+        place, owner = found
         if place < state.clock:
-            return Decision(Verdict.NEVER, key, place, owner)
+            return Decision(NEVER, key, place, owner)
         if location.endswith(".skip"):
             # What lies inside of what is skipped is not visited in this turn.
             place = self.schedule.beyond(location, place)
-        if owner == self.stage:
-            return Decision(Verdict.LOCAL, key, place, owner)
         request = self._requests[key.worker.request]
-        if place.turn >= len(request.rounds):
-            return Decision(Verdict.GATE, key, place, owner)
-        still_inside = state.served_turn == place.turn == len(request.rounds) - 1
-        if owner > self.stage and still_inside and not request.ended:
-            return Decision(Verdict.GATE, key, place, owner)
-        state.clock = place
-        return Decision(Verdict.ANSWER, key, place, owner)
+        turn, opened = place.turn, len(request.rounds)
+        if owner == self.stage:
+            verdict = LOCAL
+        elif turn >= opened or (
+            owner > self.stage and state.served_turn == turn == opened - 1 and not request.ended
+        ):
+            verdict = GATE
+        else:
+            verdict = ANSWER
+            state.clock = place
+        return made(Decision, (verdict, key, place, owner))
 
     def served(self, worker: Worker, place: Place) -> None:
         """The forward served the worker's local access at ``place``."""
@@ -418,12 +422,12 @@ class Core:
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward thread wait for these pulls."""
-        return all(
-            asked is None
-            or isinstance(asked.message, Probe)
-            or self.may_block(asked.message.key.worker.request, asked.available)
-            for asked in map(self._asked.get, numbers)
-        )
+        for asked in map(self._asked.get, numbers):
+            if asked is None or isinstance(asked.message, Probe):
+                continue
+            if not self.may_block(asked.message.key.worker.request, asked.available):
+                return False
+        return True
 
     def wait(self, numbers: Iterable[int]) -> None:
         """This rank's forward thread blocks until these pulls are answered."""
@@ -461,9 +465,8 @@ class Core:
 
     def _ask(self, owner: int, message: Pull | Probe, available: Available) -> list[Effect]:
         if owner in self.dead:
-            return [
-                Landed(message.number, reason=f"died: stage {owner} is gone ({describe(message)})")
-            ]
+            reason = f"died: stage {owner} is gone ({describe(message)})"
+            return [Landed(message.number, reason=reason)]
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
 
@@ -488,10 +491,16 @@ class Core:
     # --- values: this rank is asked -----------------------------------------------------------
 
     def asked_for(self, key: Key) -> bool:
-        """Whether any peer may still ask for ``key``; when none can there is nothing to publish."""
+        """Whether any peer may still ask for ``key``; when none can there is nothing to publish.
+
+        A pull that waits here has an answer even if its peer has released the value since: each pull
+        has one.
+        """
         if self.stages == 1:
             return False
         state = self._requests[key.worker.request]
+        if key in state.waiting:
+            return True
         return not state.released.get(key, set()).issuperset(self.peers)
 
     def publish(self, key: Key, location: str, token: Any, size_bytes: int) -> list[Effect]:
@@ -540,23 +549,23 @@ class Core:
                 if self._asked.pop(message.number, None) is None:
                     return []
                 return [Landed(message.number, token)]
+            case Release():
+                for key in message.keys:
+                    self._take_release(peer, key)
+                return []
+            case Done():
+                return self._take_done(peer, message.request)
+            case Held():
+                self._request(message.request).held[peer] = message.leaves
+                return []
             case Never():
                 if self._asked.pop(message.number, None) is None:
                     return []
                 return [Landed(message.number, reason=message.reason)]
             case Probe():
                 return [Describe(peer, message.number, message.call)]
-            case Release():
-                for key in message.keys:
-                    self._take_release(peer, key)
-                return []
-            case Held():
-                self._request(message.request).held[peer] = message.leaves
-                return []
             case Failed():
                 return [Abandoned(message.worker, message.access, message.error)]
-            case Done():
-                return self._take_done(peer, message.request)
             case _:
                 return []
 
@@ -629,17 +638,14 @@ class Core:
 
     def say_held(self, request: str, leaves: str) -> list[Effect]:
         """Tell the later stages which leaves of the request's saves this rank ships."""
-        return [
-            effect
-            for peer in self.peers
-            if peer > self.stage
-            for effect in self._send(peer, Held(request, leaves))
-        ]
+        message = Held(request, leaves)
+        later = [peer for peer in self.peers if peer > self.stage]
+        return [effect for peer in later for effect in self._send(peer, message)]
 
     def held(self, request: str) -> dict[int, str] | None:
         """What every earlier stage holds of the saves, or None while one has not said."""
         state = self._request(request)
-        below = {peer for peer in self.peers if peer < self.stage} - self.dead
+        below = {*self.peers[: self.stage]} - self.dead
         if not below.issubset(state.held):
             return None
         return {peer: state.held[peer] for peer in below}

@@ -32,6 +32,10 @@ class Missed(BlockError):
     """A write came too late: its value was produced by a later stage in the same turn."""
 
 
+class BlockTimeout(BlockError):
+    """The block ran for too long without touching the model: an endless loop, most likely."""
+
+
 class PeerError(PPError):
     """Another rank broke the protocol, or died."""
 

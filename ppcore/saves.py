@@ -49,7 +49,10 @@ def union(bitmaps: Iterable[Mapping[str, str]]) -> dict[str, str]:
     merged: dict[str, str] = {}
     for bitmap in bitmaps:
         for name, flags in bitmap.items():
-            before = merged.get(name, "")
+            before = merged.get(name)
+            if before is None:
+                merged[name] = flags
+                continue
             width = max(len(before), len(flags))
             merged[name] = "".join(
                 _SHIPS if _SHIPS in pair else _LACKS

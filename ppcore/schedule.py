@@ -20,6 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+#: Makes a named tuple of a tuple, in half the time of its class, whose constructor is Python.
+made = tuple.__new__
+
 #: Index of a place before the first visit of a turn.
 BEFORE = -1
 
@@ -125,17 +128,28 @@ class Schedule:
         """The stage that makes the visit with this index."""
         return max(0, bisect_right(self.first, index) - 1) if index >= 0 else 0
 
+    def visit(self, location: str, occurrence: int) -> tuple[Place, int] | None:
+        """Where the ``occurrence``-th visit of ``location`` belongs and the stage that makes it.
+
+        None where no stage's forward visits the location.
+        """
+        slots = self.slots.get(location) or self._slots(location)
+        if slots is None:
+            return None
+        turn, which = divmod(occurrence, len(slots))
+        stage, index = slots[which]
+        return made(Place, (turn, index)), stage
+
     def place(self, location: str, occurrence: int) -> Place:
         """Where the ``occurrence``-th visit of ``location`` belongs.
 
         Raises:
             KeyError: the schedule has no such location.
         """
-        slots = self._slots(location)
-        if slots is None:
+        found = self.visit(location, occurrence)
+        if found is None:
             raise KeyError(location)
-        turn, which = divmod(occurrence, len(slots))
-        return Place(turn, slots[which].index)
+        return found[0]
 
     def beyond(self, skip: str, place: Place) -> Place:
         """Where a module's output belongs that is skipped at ``place``; there itself if it has none."""
@@ -150,10 +164,10 @@ class Schedule:
 
     def owner(self, location: str, occurrence: int) -> int:
         """The stage that makes the ``occurrence``-th visit of ``location``."""
-        slots = self._slots(location)
-        if slots is None:
+        found = self.visit(location, occurrence)
+        if found is None:
             raise KeyError(location)
-        return slots[occurrence % len(slots)].stage
+        return found[1]
 
     def before(self, location: str, place: Place) -> int:
         """How many occurrences of ``location`` lie strictly before ``place``.
@@ -161,13 +175,12 @@ class Schedule:
         This is what nnsight counts on one rank for a worker that stands at ``place``: a visit is
         counted once everyone parked on it has been served.
         """
-        slots = self._slots(location)
-        if slots is None:
-            return 0
         indices = self._indices.get(location)
         if indices is None:
+            slots = self._slots(location) or ()
             indices = self._indices[location] = tuple(slot.index for slot in slots)
-        return place.turn * len(slots) + bisect_left(indices, place.index)
+        turn, index = place
+        return turn * len(indices) + bisect_left(indices, index)
 
     def local_occurrence(self, location: str, stage: int, turn: int, visited: int) -> int:
         """Which occurrence the ``visited``-th visit (from 0) of ``location`` on ``stage`` is.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from .core import Core, Decision, Verdict
+from .core import GATE, LOCAL, NEVER, Core, Decision, Verdict
 from .messages import Worker
 
 
@@ -27,6 +27,9 @@ class Move(enum.Enum):
     STAY = "stay"
     WAIT = "wait"
     RETRY = "retry"
+
+
+STAY, WAIT, RETRY = Move
 
 
 class Seat:
@@ -64,9 +67,9 @@ class Seat:
     def _judge(self, location: str, occurrence: int, passed: bool) -> Verdict:
         assert self.decision is not None
         verdict = self.decision.verdict
-        if verdict is Verdict.LOCAL and passed:
-            verdict = Verdict.NEVER
-        self.held = (location, occurrence) if verdict in (Verdict.GATE, Verdict.NEVER) else None
+        if verdict is LOCAL and passed:
+            verdict = NEVER
+        self.held = (location, occurrence) if verdict is GATE or verdict is NEVER else None
         return verdict
 
     def need(self, pulls: Sequence[int]) -> None:
@@ -81,11 +84,11 @@ class Seat:
     def go_on(self) -> Move:
         """A turn of the worker's request has opened here, or the request has ended."""
         if self.pulls:
-            return Move.WAIT if self.core.may_wait(self.pulls) else Move.STAY
-        if self.held is None or self.decision is None or self.decision.verdict is not Verdict.GATE:
-            return Move.STAY
+            return WAIT if self.core.may_wait(self.pulls) else STAY
+        if self.held is None or self.decision is None or self.decision.verdict is not GATE:
+            return STAY
         again = self.core.again(self.decision.key, *self.held)
-        if again.verdict is Verdict.GATE:
-            return Move.STAY
+        if again.verdict is GATE:
+            return STAY
         self.decision = again
-        return Move.RETRY
+        return RETRY

@@ -15,8 +15,9 @@ next occurrence.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .programs import (
     Append,
@@ -35,7 +36,6 @@ from .programs import (
     Read,
     Save,
     Skip,
-    Statement,
     Stop,
     Write,
 )
@@ -118,9 +118,6 @@ class Recording:
         self.values.setdefault(location, []).append(value)
 
 
-#: Statements for which a block may have to wait.
-_ASKING = frozenset({Read, Write, Skip, Param, Blend, Call, If})
-
 Want = Access | Force | Use | Parameter
 Running = Generator[Want, Box | None, None]
 
@@ -148,9 +145,9 @@ class Frame:
         self.recordings: dict[str, Recording] = {}
         self.touched = False
         self.iteration: int | None = 0
-        self.fuel = FUEL
-        # Raise at this step, which the driver counts down; a fault that only one rank has.
-        self.fault_at = -1
+        # Statements that it may still run, and whether a fault stops it then.
+        self.left = FUEL
+        self.faulty = False
 
     def wanted(self, location: str) -> int:
         """Which occurrence an access made now means."""
@@ -182,101 +179,120 @@ class Frame:
             for label, found in self.saves.items()
         }
 
+    def fail_at(self, step: int) -> None:
+        """Raise at this step: a fault that only one rank has."""
+        self.left, self.faulty = step, True
+
     def run(self) -> Running:
         """The block."""
         return self._run(self.block)
 
     def _run(self, block: Block) -> Running:
         for statement in block:
-            self.fuel -= 1
-            if self.fuel < 0:
-                raise OutOfFuel
-            if self.fault_at >= 0:
-                if self.fault_at == 0:
-                    raise BlockRaised("fault")
-                self.fault_at -= 1
+            if not self.left:
+                raise BlockRaised("fault") if self.faulty else OutOfFuel
+            self.left -= 1
             kind = type(statement)
-            if kind is For:
-                yield from self._loop(statement)  # type: ignore[arg-type]
-            elif kind in _ASKING:
-                yield from self._asking(statement)
-            else:
-                self._plain(statement)
-
-    def _plain(self, statement: Statement) -> None:
-        """Do a statement that needs nothing of the driver."""
-        names = self.names
-        match statement:
-            case Edit(name, constant):
-                if name in names:
-                    names[name].edit(operation((EDIT, constant), names[name].node))
-            case Derive(name, source_name, constant):
-                if source_name in names:
-                    names[name] = Box(operation((DERIVE, constant), names[source_name].node))
-            case Mix(name, first, second):
-                if first in names and second in names:
-                    names[name] = Box(operation((MIX, 1), names[first].node, names[second].node))
-            case Save(label, name):
-                if name in names:
-                    self.saves[label] = names[name]
-            case Append(label, name):
-                if name in names:
-                    found = self.saves.setdefault(label, [])
-                    if isinstance(found, list):
-                        found.append(names[name])
-            case Cache(label, inputs, paths):
-                if self.touched:
-                    raise BlockRaised("cache")
-                self.recordings[label] = Recording(inputs, paths)
-            case Put(label, slot, name):
-                slots = self.saves.get(label)
-                if name in names and isinstance(slots, list):
-                    if slot >= len(slots):
-                        raise BlockRaised("index")
-                    slots[slot] = names[name]
-            case Stop():
-                raise BlockStopped
-            case Raise(code):
-                raise BlockRaised(str(code))
-
-    def _asking(self, statement: Statement) -> Running:
-        """Do a statement that may ask the driver for something."""
-        names = self.names
-        match statement:
-            case Read(name, location):
+            if kind is Read:
+                location = statement.location  # type: ignore[union-attr]
                 box = yield Access(location, self.wanted(location))
                 assert box is not None
-                names[name] = box
-            case Write(location, name):
-                if name in names:
-                    yield Access(location, self.wanted(location), names[name].node)
-            case Skip(path, name):
-                if name in names:
-                    location = f"{path}.skip"
-                    yield Access(location, self.wanted(location), names[name].node)
-            case Param(name, location):
-                box = yield Parameter(location)
-                assert box is not None
-                names[name] = box
-            case Blend(name, other):
-                if name in names and other in names:
-                    target, source = names[name], names[other].node
-                    if target.node.value is not None and source.value is None:
-                        # A lazy written into a real tensor: its data is needed now.
-                        yield Force([source])
-                    target.edit(operation((MIX, 0), target.node, source))
-            case Call(name, path, source_name):
-                if source_name in names:
-                    box = yield Use(path, names[source_name].node)
-                    assert box is not None
-                    names[name] = box
-            case If(name, body):
-                if name in names:
-                    node = names[name].node
-                    if node.value is None:
-                        yield Force([node])
-                    if truth(node.evaluate()):
-                        yield from self._run(body)
+                self.names[statement.name] = box  # type: ignore[union-attr]
+                del box  # a value lives as long as the block has a name for it
+            elif kind in _PLAIN:
+                _PLAIN[kind](self, statement)
+            else:
+                yield from _ASKING[kind](self, statement)
+
+    # --- statements that need nothing of the driver -------------------------------------------
+
+    def _do_edit(self, do: Edit) -> None:
+        box = self.names.get(do.name)
+        if box is not None:
+            box.edit(operation((EDIT, do.constant), box.node))
+
+    def _do_derive(self, do: Derive) -> None:
+        source = self.names.get(do.source)
+        if source is not None:
+            self.names[do.name] = Box(operation((DERIVE, do.constant), source.node))
+
+    def _do_mix(self, do: Mix) -> None:
+        first, second = self.names.get(do.first), self.names.get(do.second)
+        if first is not None and second is not None:
+            self.names[do.name] = Box(operation((MIX, 1), first.node, second.node))
+
+    def _do_save(self, do: Save) -> None:
+        box = self.names.get(do.name)
+        if box is not None:
+            self.saves[do.label] = box
+
+    def _do_append(self, do: Append) -> None:
+        box = self.names.get(do.name)
+        if box is not None:
+            found = self.saves.setdefault(do.label, [])
+            if isinstance(found, list):
+                found.append(box)
+
+    def _do_put(self, do: Put) -> None:
+        box, slots = self.names.get(do.name), self.saves.get(do.label)
+        if box is not None and isinstance(slots, list):
+            if do.slot >= len(slots):
+                raise BlockRaised("index")
+            slots[do.slot] = box
+
+    def _do_cache(self, do: Cache) -> None:
+        if self.touched:
+            raise BlockRaised("cache")
+        self.recordings[do.label] = Recording(do.inputs, do.paths)
+
+    def _do_stop(self, do: Stop) -> None:
+        raise BlockStopped
+
+    def _do_raise(self, do: Raise) -> None:
+        raise BlockRaised(str(do.code))
+
+    # --- statements that may ask the driver for something -------------------------------------
+
+    def _do_write(self, do: Write) -> Running:
+        box = self.names.get(do.name)
+        if box is not None:
+            yield Access(do.location, self.wanted(do.location), box.node)
+
+    def _do_skip(self, do: Skip) -> Running:
+        box = self.names.get(do.name)
+        if box is not None:
+            location = f"{do.path}.skip"
+            yield Access(location, self.wanted(location), box.node)
+
+    def _do_param(self, do: Param) -> Running:
+        box = yield Parameter(do.location)
+        assert box is not None
+        self.names[do.name] = box
+
+    def _do_blend(self, do: Blend) -> Running:
+        target, other = self.names.get(do.name), self.names.get(do.other)
+        if target is not None and other is not None:
+            source = other.node
+            if target.node.value is not None and source.value is None:
+                # A lazy written into a real tensor: its data is needed now.
+                yield Force([source])
+            target.edit(operation((MIX, 0), target.node, source))
+
+    def _do_call(self, do: Call) -> Running:
+        source = self.names.get(do.source)
+        if source is not None:
+            box = yield Use(do.path, source.node)
+            assert box is not None
+            self.names[do.name] = box
+
+    def _do_if(self, do: If) -> Running:
+        box = self.names.get(do.name)
+        if box is not None:
+            node = box.node
+            if node.value is None:
+                yield Force([node])
+            if truth(node.evaluate()):
+                yield from self._run(do.body)
 
     def _loop(self, loop: For) -> Running:
         previous = self.iteration
@@ -296,3 +312,14 @@ def _steps(loop: For) -> Iterator[int]:
     while loop.stop is None or step < loop.stop:
         yield step
         step += 1
+
+
+_PLAIN: dict[type, Callable[[Frame, Any], None]] = {
+    Edit: Frame._do_edit, Derive: Frame._do_derive, Mix: Frame._do_mix, Save: Frame._do_save,
+    Append: Frame._do_append, Put: Frame._do_put, Cache: Frame._do_cache, Stop: Frame._do_stop,
+    Raise: Frame._do_raise,
+}  # fmt: skip
+_ASKING: dict[type, Callable[[Frame, Any], Running]] = {
+    Write: Frame._do_write, Skip: Frame._do_skip, Param: Frame._do_param, Blend: Frame._do_blend,
+    Call: Frame._do_call, If: Frame._do_if, For: Frame._loop,
+}  # fmt: skip

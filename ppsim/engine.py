@@ -133,6 +133,15 @@ class Engine:
         self._gone: list[str] = []
         # Whether ranks keep something that only the next step tells them to forget.
         self._untold = False
+        # Request -> how each of its sequences goes.
+        self._sequences = {
+            request.name: [self.progress[name] for name in request.sequences()]
+            for request in world.case.requests
+        }
+        # Those with a stop string.
+        self._stopping = [
+            self._sequences[request.name] for request in world.case.requests if request.stop
+        ]
         self._shipments: dict[str, dict[int, Shipment]] = {}
         self._collected: dict[str, set[tuple[int, int]]] = {}
 
@@ -167,7 +176,7 @@ class Engine:
             left = tuple(
                 request.name
                 for request in world.case.requests
-                if any(not p.over and p.rounds for p in self._sequences(request))
+                if any(not p.over and p.rounds for p in self._sequences[request.name])
             )
             if left:
                 for name in left:
@@ -175,9 +184,6 @@ class Engine:
                 self.commands.append(Collect(left))
         self.commands.append(Shutdown())
         world.commanded()
-
-    def _sequences(self, request: Request) -> list[Progress]:
-        return [self.progress[name] for name in request.sequences()]
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -189,9 +195,9 @@ class Engine:
     def _cut(self) -> Steps:
         """End what ends from outside: requests whose client is gone, sequences with a stop string."""
         gone, self._gone = self._gone, []
-        for request in self.world.case.requests:
+        for request in self.world.case.requests if gone else ():
             if request.name in gone:
-                left = [p for p in self._sequences(request) if not p.over]
+                left = [p for p in self._sequences[request.name] if not p.over]
                 for progress in left:
                     progress.cut = progress.aborted = True
                     self._end(progress)
@@ -200,10 +206,10 @@ class Engine:
                     yield from self._collect((request.name,), served=False)
                 elif left:
                     self._untold = True
-        for request in self.world.case.requests:
+        for sequences in self._stopping:
             heard = [
                 progress
-                for progress in self._sequences(request)
+                for progress in sequences
                 if progress.stopped and not progress.over and not self._late(progress)
             ]
             for progress in heard:
@@ -227,7 +233,7 @@ class Engine:
         found: dict[str, None] = {}
         for progress in ended:
             request = progress.request
-            sequences = self._sequences(request)
+            sequences = self._sequences[request.name]
             if all(other.over for other in sequences):
                 self.outputs[request.name] = term(*[t for p in sequences for t in p.kept])
                 found[request.name] = None
@@ -241,8 +247,8 @@ class Engine:
         if self._coin(2):
             yield None
         else:
-            ranks = {(rank.stage, rank.column) for rank in self.world.ranks.values()}
-            yield lambda: self.dead or all(self._collected.get(n) == ranks for n in requests)
+            count, collected = len(self.world.ranks), self._collected
+            yield lambda: self.dead or all(len(collected.get(n, ())) == count for n in requests)
 
     # --- steps --------------------------------------------------------------------------------
 

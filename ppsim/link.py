@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ppcore.core import Available, Core
+from ppcore.core import STATIC, Available, Core
 from ppcore.effects import Abandoned, Dropped, Effect, Landed, Send, Serve
 from ppcore.errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ppcore.messages import Key, Message, Never, Reply, Worker
@@ -45,6 +45,8 @@ class Link:
         # Pull number -> what it was asked for, for checks that do not ask the core.
         self.origins: dict[int, tuple[str, Available]] = {}
         self.live: dict[Key, int] = {}
+        # What this rank's forward visits.
+        self.locations = frozenset(world.visits[stage])
         # How often this round's forward has visited each location here.
         self.visited: dict[str, int] = {}
         # Whether the forward thread is blocked here, and whether its deadline is over.
@@ -151,7 +153,10 @@ class Link:
     def ready(self, numbers: Iterable[int]) -> bool:
         """Whether every one of these pulls is answered."""
         landed, refused = self.landed, self.refused
-        return all(number in landed or number in refused for number in numbers)
+        for number in numbers:  # noqa: SIM110 (asked again at every message)
+            if number not in landed and number not in refused:
+                return False
+        return True
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward wait for these pulls."""
@@ -229,13 +234,13 @@ class Link:
 
     def flush(self) -> Generator[Wait, None, None]:
         """Tell owners what this rank can force no more."""
-        lost, self.lost = self.lost, []
-        if not lost:
+        if not self.lost:
             return
-        released = [
-            (owner, key) for owner, key, _ in lost if key.access >= 0 and key.worker.request
-        ]
-        for _, _, numbers in lost:
+        lost, self.lost = self.lost, []
+        released: list[tuple[int, Key]] = []
+        for owner, key, numbers in lost:
+            if key.access != STATIC:
+                released.append((owner, key))
             for number in numbers:
                 self.landed.pop(number, None)
                 self.refused.pop(number, None)

@@ -214,8 +214,8 @@ def _run(
     workers = [
         Lone(name, block, counts, {} if name else containers) for name, block in request.blocks
     ]
-    if workers:
-        workers[-1].fault_at = fault_at
+    if workers and fault_at >= 0:
+        workers[-1].fail_at(fault_at)
     traced = workers[-1] if request.traced else None
     order = [location for stage in visits(case) for location in stage]
     while ran.turns is None or len(progress.rounds) < ran.turns:

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from .world import World
 
 
+#: The messages of which a check depends.
+CHECKED = frozenset({Pull, Failed, Done})
+
+
 class Properties:
     """The checks of one run."""
 
@@ -55,7 +59,6 @@ class Properties:
         self.world = world
         self._pulled: set[tuple[int, int, int, object, str, str]] = set()
         self._told: set[tuple[int, int, int, Worker]] = set()
-        self.most_buffered = 0
         # Rank -> workers that have failed elsewhere, as it knew when its forward was through.
         self._failed: dict[tuple[int, int], list[Worker]] = {}
         # Requests (their parents) of which a wait outlasted its deadline.
@@ -64,19 +67,18 @@ class Properties:
     # --- while it runs ------------------------------------------------------------------------
 
     def sent(self, stage: int, column: int, peer: int, message: Message) -> None:
-        """``once``: nobody asks for the same thing twice. ``told``: see there."""
-        kind = type(message)
-        if kind is Pull:
-            assert isinstance(message, Pull)
+        """A message of a kind that is ``CHECKED`` goes out.
+
+        ``once``: nobody asks for the same thing twice. ``told``: see there.
+        """
+        if type(message) is Pull:
             name = (stage, column, peer, message.key, message.location, message.expression)
             if name in self._pulled:
                 raise Leak("once", f"stage {stage} pulls {message.key} twice")
             self._pulled.add(name)
-        elif kind is Failed:
-            assert isinstance(message, Failed)
+        elif type(message) is Failed:
             self._told.add((stage, column, peer, message.worker))
-        elif kind is Done:
-            assert isinstance(message, Done)
+        elif type(message) is Done:
             self._told_of(self.world.rank(stage, column), peer, message.request)
 
     def _told_of(self, rank: Rank, peer: int, request: str) -> None:
@@ -134,25 +136,25 @@ class Properties:
     def unexcused(self, failure: Failure) -> Failure | None:
         """The failure, unless the case's fault may lead to it.
 
-        Where a block raised in one column alone, the columns of its stage gather different values, or
-        one waits for the other: nothing on a rank can know of that before the gather.
+        Where a block raised in one column alone, by a fault or because a rank of that column died, the
+        columns of its stage gather different values, or one waits for the other: nothing on a rank can
+        know of that before the gather.
         """
         if failure.name not in ("columns-agree", "ends", "dead-ends"):
             return failure
         case = self.world.case
-        parted = any(
-            fault.kind == "raise" and self._raised(fault.request, case.columns)
-            for fault in case.faults
-        )
+        parted = any(self._raised(fault.kind, fault.request, case.columns) for fault in case.faults)
         return None if parted and case.columns > 1 else failure
 
-    def _raised(self, request: str, columns: int) -> bool:
-        """Whether a block of the request has raised by a fault, on a rank of the first columns."""
+    def _raised(self, kind: str, request: str, columns: int) -> bool:
+        """Whether a block has raised by such a fault, on a rank of the first columns."""
+        word = {"raise": "fault", "die": "PeerDied"}.get(kind)
+        names = self.world.sequences(request) if request else self.world.engine.progress
         for rank in (r for r in self.world.ranks.values() if r.column < columns):
-            for name in self.world.sequences(request):
+            for name in names:
                 hows = list(rank.endings.get(name, {}).values())
                 hows += [worker.how for worker in rank.carried.get(name, ())]
-                if any("fault" in how for how in hows):
+                if word and any(word in how for how in hows):
                     return True
         return False
 
@@ -184,11 +186,13 @@ class Properties:
             raise Leak("bounded", f"stage {rank.stage} keeps releases to itself: {rank.link.lost}")
         for name, state in rank.core._requests.items():
             for key, entry in state.buffer.items():
-                if not any(self._may_ask(rank, peer, name, key) for peer in entry.peers):
+                for peer in entry.peers:
+                    if self._may_ask(rank, peer, name, key):
+                        break
+                else:
                     raise Leak(
                         "bounded", f"stage {rank.stage} keeps {entry.location!r} ({key}) for nobody"
                     )
-            self.most_buffered = max(self.most_buffered, len(state.buffer))
 
     def _may_ask(self, rank: Rank, peer: int, name: str, key: object) -> bool:
         other = self.world.rank(peer, rank.column)
@@ -218,14 +222,10 @@ class Properties:
         # A release may be in the channel, or about to be sent by a thread that was interrupted.
         if self.world.channels[peer, rank.stage, rank.column]:
             return True
-        tasks = self.world.tasks
-        return any(
-            task.name == f"f{peer}.{rank.column}" and task.wait is None and not task.done
-            for task in tasks
-        ) or any(
-            task.name == f"l{rank.stage}.{rank.column}<{peer}" and task.wait is None
-            for task in tasks
-        )
+        forward = self.world.forwards[peer, rank.column]
+        if forward.wait is None and not forward.done:
+            return True
+        return self.world.listeners[peer, rank.stage, rank.column].wait is None
 
     # --- when nothing can move any more -------------------------------------------------------
 
@@ -347,7 +347,7 @@ class Properties:
         outcome = self.world.engine.outcomes[request.name]
         error = outcome.merged.error if outcome.merged is not None else outcome.problem
         # Column 0 speaks for the request.
-        words = ["fault"] if self._raised(request.name, 1) else []
+        words = ["fault"] if self._raised("raise", request.name, 1) else []
         words += ["DeadlineExceeded"] if request.name in self._late else []
         known = error is not None and any(word in error for word in words)
         if words and not known and error != expected.error:

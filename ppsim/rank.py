@@ -8,7 +8,8 @@ for workers that were ended elsewhere, sample, close the round; and at a request
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ppcore.core import Core
@@ -27,6 +28,9 @@ from .values import Box, Visit
 if TYPE_CHECKING:
     from .world import World
 
+
+_spell_shapes = json.JSONEncoder(sort_keys=True).encode
+_read_leaves: Callable[[str], dict[str, str]] = lru_cache(maxsize=1024)(json.loads)
 
 #: The value at a skip gate that nobody uses.
 NO_SKIP = 0
@@ -56,7 +60,7 @@ class Rank:
         self.carried: dict[str, list[Seated]] = {}
         self.known: set[str] = set()
         self.recordings: list[tuple[str, Recording]] = []
-        self.visits = world.visits[stage]
+        self.model = _model(world.visits[stage])
         self.inbox: list[dict[str, int]] = []
         self.commands = 0
         self.idle = False
@@ -94,7 +98,7 @@ class Rank:
             if name in self.carried:
                 yield from self.harvest(name)
         self._add(command)
-        self.link.visited = {}
+        self.link.visited.clear()
         batch = [(name, self.carried[name]) for name in command.inputs]
         yield None
         yield from self.link.carry_out(
@@ -140,7 +144,7 @@ class Rank:
             for fault in self.case.faults:
                 here = (fault.stage, fault.column) == (self.stage, self.column)
                 if fault.kind == "raise" and here and fault.request == request.name and workers:
-                    workers[-1].fault_at = fault.at
+                    workers[-1].fail_at(fault.at)
 
     def _receive(self) -> Generator[Wait, None, dict[str, int]]:
         if not self.inbox:
@@ -178,24 +182,19 @@ class Rank:
         self, states: dict[str, int], batch: list[tuple[str, list[Seated]]]
     ) -> Generator[Wait, None, dict[str, int]]:
         skipped: dict[str, int] = {}
-        for location in self.visits:
-            path, _, side = location.rpartition(".")
-            if side == "skip":
-                skipped = dict.fromkeys(states, NO_SKIP)
-                yield from self._visit(location, skipped, batch)
-                continue
-            if location == "logits" or location == "samples":
-                break
-            if path == "S":
-                states = {name: term(SHARED, value) for name, value in states.items()}
-            elif side == "out":
-                layer = int(path[1:])
-                states = {
+        for location, does, layer in self.model:
+            offered = states
+            if does == "skip":
+                offered = skipped = dict.fromkeys(states, NO_SKIP)
+            elif does == "shared":
+                offered = states = {name: term(SHARED, value) for name, value in states.items()}
+            elif does == "layer":
+                offered = states = {
                     name: skipped[name] or term(LAYER, layer, value)
                     for name, value in states.items()
                 }
             if self._awaited(location, batch):
-                yield from self._visit(location, states, batch)
+                yield from self._visit(location, offered, batch)
             else:
                 self._visited(location)
         return states
@@ -365,7 +364,7 @@ class Rank:
         ships: dict[str, list[bool]] = {}
 
         def decide(below: dict[int, str]) -> str:
-            merged = union(json.loads(text) for text in below.values())
+            merged = union(map(_read_leaves, below.values()))
             ships.update(to_ship(holds, merged, last=self.last))
             return json.dumps(spell_leaves(ships))
 
@@ -402,5 +401,19 @@ class Rank:
             mine = error is None and not isinstance(failure, Unreachable)
             return Shipment(b"", {}, {}, error or text, own or mine)
         counts = {label: len(boxes) for label, boxes in found.items()}
-        skeleton = json.dumps(shapes, sort_keys=True).encode()
+        skeleton = _spell_shapes(shapes).encode()
         return Shipment(skeleton, counts, leaves, error, own, parts)
+
+
+@lru_cache(maxsize=256)
+def _model(visits: tuple[str, ...]) -> tuple[tuple[str, str, int], ...]:
+    """A stage's layers: each location that its forward visits, what it does there, and the layer."""
+    found: list[tuple[str, str, int]] = []
+    for location in visits:
+        path, _, side = location.rpartition(".")
+        if path == "S":
+            found.append((location, "shared", 0))
+        elif path:
+            does = {"in": "enter", "skip": "skip", "out": "layer"}[side]
+            found.append((location, does, int(path[1:])))
+    return tuple(found)

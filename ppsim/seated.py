@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING
 
-from ppcore.core import ALWAYS, STATIC, Available, Verdict
+from ppcore.core import ALWAYS, ANSWER, LOCAL, STATIC, Available, Verdict
 from ppcore.errors import PPError
 from ppcore.messages import Key, Worker
 from ppcore.schedule import REPLICATED, Place
-from ppcore.seat import Move, Seat
+from ppcore.seat import STAY, WAIT, Seat
 
 from .blocks import (
     NONE,
@@ -26,7 +26,6 @@ from .blocks import (
     OutOfOrder,
     Parameter,
     Use,
-    Want,
 )
 from .programs import Block
 from .terms import CALL, term
@@ -73,7 +72,9 @@ class Seated(Frame):
         self._numbers: list[int] = []
         # The call that runs here, or the lazy of one that runs elsewhere.
         self._call: tuple[Key, str] | Box | None = None
-        self._seen: dict[tuple[Place, str], Box] = {}
+        # What it has seen of the visits at one place, which other stages make.
+        self._place: Place | None = None
+        self._seen: dict[str, Box] = {}
         # One tensor to the block however often it reads a parameter, and one pull.
         self._parameters: dict[str, Box] = {}
 
@@ -94,15 +95,41 @@ class Seated(Frame):
             yield from self._failed(error)
 
     def _go(self, value: Box | None) -> Steps:
-        """Run on with ``value``; answer what the worker parks on while that needs no wait."""
-        want = yield from self._resume(value)
-        del value
-        if isinstance(want, Access):
-            yield None
-            verdict = self.seat.ask(want.location, want.occurrence, passed=self._passed(want))
-            yield from self._apply(verdict, want)
-        elif want is not None:
-            self.seat.need(self._numbers)
+        """Run on with ``value``, until the worker has to park or has ended."""
+        seat = self.seat
+        try:
+            while True:
+                if self._unfinished is None:
+                    want = self._running.send(value)
+                    if isinstance(want, Access):
+                        yield None
+                        passed = self._passed(want)
+                        verdict = seat.ask(want.location, want.occurrence, passed=passed)
+                        if verdict is not ANSWER:
+                            yield from self._park(verdict, want)
+                            return
+                        value = self._answer(want)
+                        continue
+                    if isinstance(want, Parameter):
+                        value = self._parameter(want.location)
+                        continue
+                    yield from self._begin(want)
+                if not (yield from self._complete()):
+                    seat.need(self._numbers)
+                    return
+                value = self._result()
+        except StopIteration:
+            self.alive = False
+            self.how = self.how or "done"
+            yield from self.link.finish(self.worker)
+        except ENDINGS as error:
+            self.alive = False
+            self._unfinished = None
+            self._plan = []
+            if isinstance(error, BlockStopped):
+                yield from self.link.finish(self.worker)
+            # Otherwise telling the others finishes it: they must hear "failed" before "never".
+            raise
 
     def _failed(self, error: Exception) -> Steps:
         """The worker raised: it tells the other ranks and ends here."""
@@ -124,35 +151,6 @@ class Seated(Frame):
         self._plan = []
         self.alive = False
         self._running.close()
-
-    def _resume(self, value: Box | None) -> Generator[Wait, None, Want | None]:
-        """Run on until an access, or a force that has to park; None when the block has ended."""
-        try:
-            while True:
-                if self._unfinished is None:
-                    want = self._running.send(value)
-                    if isinstance(want, Access):
-                        return want
-                    if isinstance(want, Parameter):
-                        value = self._parameter(want.location)
-                        continue
-                    yield from self._begin(want)
-                if not (yield from self._complete()):
-                    return self._unfinished
-                value = self._result()
-        except StopIteration:
-            self.alive = False
-            self.how = self.how or "done"
-            yield from self.link.finish(self.worker)
-            return None
-        except ENDINGS as error:
-            self.alive = False
-            self._unfinished = None
-            self._plan = []
-            if isinstance(error, BlockStopped):
-                yield from self.link.finish(self.worker)
-            # Otherwise telling the others finishes it: they must hear "failed" before "never".
-            raise
 
     def _begin(self, want: Force | Use) -> Steps:
         """Ask for what a force, or a call that runs here, needs."""
@@ -220,21 +218,9 @@ class Seated(Frame):
 
     # --- what becomes of what it asks for -----------------------------------------------------
 
-    def _apply(self, verdict: Verdict, access: Access) -> Steps:
-        """Do what was decided of an access, and of those after it, until one needs a wait."""
-        seat = self.seat
-        while verdict is Verdict.ANSWER:
-            want = yield from self._resume(self._answer(access))
-            if want is None:
-                return
-            if not isinstance(want, Access):
-                seat.need(self._numbers)
-                return
-            access = want
-            del want
-            yield None
-            verdict = seat.ask(access.location, access.occurrence, passed=self._passed(access))
-        if verdict is Verdict.LOCAL:
+    def _park(self, verdict: Verdict, access: Access) -> Steps:
+        """Leave the worker parked on an access."""
+        if verdict is LOCAL:
             if access.node is not None and access.node.value is None:
                 wanted = [(base, text) for _, base, text in plan([access.node])]
                 if wanted:
@@ -244,8 +230,8 @@ class Seated(Frame):
             self.held = access
 
     def _passed(self, access: Access) -> bool:
-        core = self.link.core
-        if not core.knows(access.location):
+        """Whether this rank's forward is already beyond the visit that an access asks for."""
+        if access.location not in self.link.locations:
             return False
         return self._at(access.location) > access.occurrence
 
@@ -262,19 +248,19 @@ class Seated(Frame):
         assert decision is not None
         location = access.location
         self.hit()
-        slot = (decision.place, location)
-        if slot not in self._seen:
-            self._seen = {key: box for key, box in self._seen.items() if key[0] == decision.place}
+        if decision.place != self._place:
+            self._place = decision.place
+            self._seen.clear()
         if access.node is not None:
-            self._seen[slot] = Box(access.node)
+            self._seen[location] = Box(access.node)
             return None
-        box = self._seen.get(slot)
+        box = self._seen.get(location)
         if box is not None:
             self.link.forget(decision.owner, decision.key, [])
         else:
             when = Available(decision.place.turn, decision.owner)
             base = self.link.base(decision.key, location, decision.owner, when)
-            box = self._seen[slot] = Box(Node(None, base))
+            box = self._seen[location] = Box(Node(None, base))
         return box
 
     # --- the model's side ---------------------------------------------------------------------
@@ -301,7 +287,7 @@ class Seated(Frame):
                 if known or location in REPLICATED:
                     yield None
                     link.core.served(self.worker, decision.place)
-                    self._seen = {}
+                    self._seen.clear()
                 if access.node is None:
                     value = visit.value
                     if visit.box is None:
@@ -334,9 +320,9 @@ class Seated(Frame):
             while True:
                 yield None
                 move = seat.go_on()
-                if move is Move.STAY:
+                if move is STAY:
                     return
-                if move is Move.WAIT:
+                if move is WAIT:
                     yield from self.link.wait(list(seat.pulls))
                     seat.take()
                     yield from self._go(None)
@@ -345,7 +331,11 @@ class Seated(Frame):
                     assert access is not None
                     passed = self._passed(access)
                     yield None
-                    yield from self._apply(seat.retry(passed=passed), access)
+                    verdict = seat.retry(passed=passed)
+                    if verdict is ANSWER:
+                        yield from self._go(self._answer(access))
+                    else:
+                        yield from self._park(verdict, access)
                     del access
         except ENDINGS as error:
             yield from self._failed(error)

@@ -107,11 +107,12 @@ class Node:
 
 def operation(head: tuple[int, ...], *args: Node) -> Node:
     """The node of an operation: its term at once where the arguments are known."""
-    values = [arg.value for arg in args]
-    known = [value for value in values if value is not None]
-    if len(known) == len(values):
-        return Node(term(*head, *known))
-    return Node(None, None, head, args)
+    parts = [*head]
+    for arg in args:
+        if arg.value is None:
+            return Node(None, None, head, args)
+        parts.append(arg.value)
+    return Node(term(*parts))
 
 
 def parameter(location: str) -> int:

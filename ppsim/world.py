@@ -14,18 +14,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ppcore.core import Core
-from ppcore.messages import Message, spell
+from ppcore.messages import Message, Never, Probe, Pull, Reply, spell
 
 from . import cases, faults
 from .cases import Case
 from .engine import Engine
 from .failures import Crash, Failure, Liveness
 from .link import Wait
-from .properties import Properties
+from .properties import CHECKED, Properties
 from .rank import Rank
+
+#: The messages that have a number, and the lengths of all messages' words.
+_NUMBERED = frozenset({Pull, Probe, Reply, Never})
+_LENGTHS = {kind: len(kind.word) for kind in get_args(Message)}
 
 #: Events after which a run counts as one that does not end.
 LIMIT = 60_000
@@ -74,6 +78,8 @@ class World:
 
     Attributes:
         runnable: the tasks that can move, in an order that depends on the run alone.
+        forwards: (stage, column) -> the rank's forward.
+        listeners: (peer, stage, column) -> the rank's listener to the peer.
         hash: of everything that happened so far.
         schedule: the names of the tasks that moved, where ``record`` is set.
         notes: what to draw, where ``record`` is set.
@@ -106,17 +112,17 @@ class World:
         self.tasks: list[Task] = []
         self.runnable: list[Task] = []
         self._engine_task = self._task("engine", self.engine.run())
-        self._forwards: dict[tuple[int, int], Task] = {}
-        self._listeners: dict[tuple[int, int, int], Task] = {}
+        self.forwards: dict[tuple[int, int], Task] = {}
+        self.listeners: dict[tuple[int, int, int], Task] = {}
         for (stage, column), rank in self.ranks.items():
-            self._forwards[stage, column] = self._task(f"f{stage}.{column}", rank.forward())
+            self.forwards[stage, column] = self._task(f"f{stage}.{column}", rank.forward())
         for stage, column in self.ranks:
             for peer in range(case.stages):
                 if peer != stage:
                     self.channels[peer, stage, column] = deque()
                     name = f"l{stage}.{column}<{peer}"
                     listener = self._listen(stage, column, peer)
-                    self._listeners[peer, stage, column] = self._task(name, listener)
+                    self.listeners[peer, stage, column] = self._task(name, listener)
         for fault in case.faults:
             if fault.kind != "raise":
                 self._task(faults.task(fault), faults.strike(self, fault))
@@ -137,14 +143,15 @@ class World:
         self.runnable.append(task)
         return task
 
-    def run(self, strategy: Strategy) -> World:
-        """Run to the end; what went wrong, if anything did, is in ``failure`` afterwards."""
-        runnable, choose, step, limit = self.runnable, strategy.choose, self.step, self.limit
+    def run(self, strategy: Strategy, *, events: int | None = None) -> World:
+        """Run to the end, or for so many events.
+
+        What went wrong, if anything did, is in ``failure`` afterwards.
+        """
         try:
-            while runnable:
-                if self.events >= limit:
-                    raise Liveness("ends", f"still running after {limit} events")
-                step(choose(self))
+            self._move(strategy, self.limit if events is None else events)
+            if events is None and self.runnable:
+                raise Liveness("ends", f"still running after {self.limit} events")
             self.properties.at_rest()
         except Failure as failure:
             self.failure = self.properties.unexcused(failure)
@@ -155,24 +162,26 @@ class World:
                 task.generator.close()
         return self
 
-    def step(self, position: int) -> None:
-        """One event: the task at this position of ``runnable`` moves."""
-        runnable = self.runnable
-        task = runnable[position]
-        self.events += 1
-        if self.record:
-            self.schedule.append(task.name)
-        self._mark = 0
-        try:
-            wait = next(task.generator)
-        except StopIteration:
-            task.done = True
-            self._drop(task)
-        else:
-            if wait is not None and not wait():
-                task.wait = wait
-                runnable.remove(task)
-        self.hash = hash((self.hash, task.number, self._mark, len(runnable)))
+    def _move(self, strategy: Strategy, events: int) -> None:
+        """So many events, or all that there are."""
+        runnable, choose, record, digest = self.runnable, strategy.choose, self.record, self.hash
+        for moved in range(1, events + 1):
+            task = runnable[choose(self)]
+            self.events, self._mark = moved, 0
+            if record:
+                self.schedule.append(task.name)
+            try:
+                wait = next(task.generator)
+            except StopIteration:
+                task.done = True
+                self._drop(task)
+            else:
+                if wait is not None and not wait():
+                    task.wait = wait
+                    runnable.remove(task)
+            self.hash = digest = hash((digest, task.number, self._mark, len(runnable)))
+            if not runnable:
+                break
 
     def _drop(self, task: Task) -> None:
         if task in self.runnable:
@@ -188,7 +197,7 @@ class World:
 
     def stirred(self, stage: int, column: int) -> None:
         """Something changed on a rank: its forward may have waited for that."""
-        task = self._forwards[stage, column]
+        task = self.forwards[stage, column]
         if task.wait is not None:
             self._wake(task)
 
@@ -198,21 +207,28 @@ class World:
 
     def commanded(self) -> None:
         """There is a new command."""
-        for task in self._forwards.values():
+        for task in self.forwards.values():
             if task.wait is not None:
                 self._wake(task)
 
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         """Put a message into the channel to ``peer``."""
-        self.properties.sent(stage, column, peer, message)
-        self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
-        if self.record:
-            self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
+        self._sent(stage, column, peer, message)
         channel = stage, peer, column
         self.channels[channel].append((message, token))
-        listener = self._listeners[channel]
+        listener = self.listeners[channel]
         if listener.wait is not None:
             self._wake(listener)
+
+    def _sent(self, stage: int, column: int, peer: int, message: Message) -> None:
+        """Check a message, and note it in the event's hash."""
+        kind = type(message)
+        if kind in CHECKED:
+            self.properties.sent(stage, column, peer, message)
+        number = message.number if kind in _NUMBERED else -1  # type: ignore[union-attr]
+        self._mark = hash((self._mark, peer, _LENGTHS[kind], number))
+        if self.record:
+            self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
 
     def _listen(self, stage: int, column: int, peer: int) -> Generator[Wait, None, None]:
         name, held = (peer, stage, column), self._held
@@ -220,11 +236,11 @@ class World:
         link = self.ranks[stage, column].link
 
         def arrived() -> bool:
-            return bool(channel) and name not in held
+            return bool(channel) and not (held and name in held)
 
         while True:
             yield arrived
-            if name in held:
+            if held and name in held:
                 continue  # held since it was chosen
             message, token = channel.popleft()
             if message is None:
@@ -238,7 +254,7 @@ class World:
     def hand_on(self, stage: int, column: int, states: dict[str, int]) -> None:
         """A stage's hidden states go to the next one."""
         self.ranks[stage + 1, column].inbox.append(states)
-        self._wake(self._forwards[stage + 1, column])
+        self._wake(self.forwards[stage + 1, column])
 
     def gather(self, stage: int, column: int, number: int, location: str) -> None:
         """A column takes part in its stage's ``number``-th collective."""
@@ -249,7 +265,7 @@ class World:
                 "columns-agree", f"the columns of stage {stage} gather different values: {joined}"
             )
         for other in range(self.case.columns):
-            self._wake(self._forwards[stage, other])
+            self._wake(self.forwards[stage, other])
 
     def gathered(self, stage: int, number: int) -> bool:
         """Whether every column of the stage has joined."""
@@ -264,7 +280,7 @@ class World:
     def let_go(self, channel: tuple[int, int, int]) -> None:
         """The channel delivers again."""
         self._held.discard(channel)
-        self._wake(self._listeners[channel])
+        self._wake(self.listeners[channel])
 
     def kill(self, where: tuple[int, int]) -> None:
         """A rank is gone: its process, and its ends of all links."""
@@ -272,8 +288,8 @@ class World:
         if where in self.dead:
             return
         self.dead.add(where)
-        forward = self._forwards[where]
-        gone = [self._listeners[p, stage, column] for p in range(self.case.stages) if p != stage]
+        forward = self.forwards[where]
+        gone = [self.listeners[p, stage, column] for p in range(self.case.stages) if p != stage]
         for task in (forward, *gone):
             task.done = True
             task.wait = None
@@ -283,7 +299,7 @@ class World:
         for peer in range(self.case.stages):
             if peer != stage:
                 self.channels[stage, peer, column].append((None, None))
-                self._wake(self._listeners[stage, peer, column])
+                self._wake(self.listeners[stage, peer, column])
         self._engine_down()
 
     def broken(self, stage: int, column: int) -> None:
@@ -293,7 +309,7 @@ class World:
     def _engine_down(self) -> None:
         self.engine.dead = True
         self.stir_engine()
-        for task in self._forwards.values():
+        for task in self.forwards.values():
             self._wake(task)
 
     def severed(self, stage: int, column: int) -> bool:
@@ -316,7 +332,7 @@ class World:
             if (stage, column) in self.dead:
                 lines.append(f"rank {(stage, column)}: dead")
                 continue
-            forward = self._forwards[stage, column]
+            forward = self.forwards[stage, column]
             doing = "ended" if forward.done else "waits" if forward.wait else "can move"
             at = "" if forward.done else f" in {_innermost(forward.generator)}"
             lines.append(f"rank {(stage, column)}: round {rank.core.round}, forward {doing}{at}")

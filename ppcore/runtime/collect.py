@@ -93,7 +93,8 @@ class Taken:
         Args:
             ships: as `ships` returned it.
             place: location -> the index of its first visit in the whole model and how often this
-                stage visits it in a turn, for recordings; None where it is another stage's.
+                stage visits it in a turn, for recordings; None where it is another stage's. Where no
+                schedule knows it, the index of this stage's first visit, and 0.
         """
         wanted = {
             (name, position): leaf
@@ -115,15 +116,22 @@ class Taken:
 
 
 def _parts(cache: Cache, place: Callable[[str], tuple[int, int] | None]) -> dict[str, Part]:
-    """What this stage recorded, by location."""
+    """What this stage recorded, by location.
+
+    What no schedule knows, since a dummy forward runs no attention, is put where it was recorded: after
+    what was recorded before it.
+    """
     parts: dict[str, Part] = {}
+    before = {"input": 0, "output": 0}
     for path, entries in cache.entries.items():
         kept = {"input": cache.include_inputs, "output": cache.include_output}
         for side in (side for side, wanted in kept.items() if wanted):
             where = place(f"{path}.{side}")
             if where is not None:
+                index, per_turn = where
+                before[side] = index = index if per_turn else max(index, before[side])
                 values = [entry.inputs if side == "input" else entry.output for entry in entries]
-                parts[f"{path}.{side}"] = Part(*where, values)
+                parts[f"{path}.{side}"] = Part(index, per_turn, values)
     return parts
 
 

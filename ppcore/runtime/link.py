@@ -9,6 +9,7 @@ work: a value that a peer asked for is evaluated, and encoded, after it is let g
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import threading
 import time
@@ -26,6 +27,7 @@ from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
 from .transport import Buffer, Transport
+from .watchdog import Watchdog
 
 
 class Forcing:
@@ -45,6 +47,7 @@ class Link:
         transport: carries frames to the other stages; None on a single stage.
         device: where this rank's tensors live.
         deadline_s: how long a wait may last before it ends with a report.
+        watchdog: ends blocks that do not come back; None where nothing looks on.
         parameter: location of a module's parameter -> the tensor, for peers that need one.
         describe: a call's spelling -> the structure it returns, spelled (see `calls`).
         changed: the lock, and what waits for a change wait on; the simulator passes its own.
@@ -57,6 +60,7 @@ class Link:
         device: torch.device,
         *,
         deadline_s: float = 300.0,
+        watchdog: Watchdog | None = None,
         parameter: Callable[[str], torch.Tensor] | None = None,
         describe: Callable[[str], str] | None = None,
         changed: threading.Condition | None = None,
@@ -65,6 +69,7 @@ class Link:
         self.transport = transport
         self.device = device
         self.deadline_s = deadline_s
+        self.watchdog = watchdog
         self.pulled_bytes = 0
         self.host_copies = 0
         self._parameter = parameter
@@ -255,7 +260,8 @@ class Link:
             DeadlineExceeded: it did not within the deadline; the text lists who waits for what.
         """
         end = time.monotonic() + self.deadline_s
-        with self._changed:
+        waiting = self.watchdog.waiting() if self.watchdog else contextlib.nullcontext()
+        with waiting, self._changed:
             while not condition():
                 left = end - time.monotonic()
                 if left <= 0:
@@ -366,6 +372,16 @@ class Link:
             reached = self.core.reached(worker, found.access) or self.core.ended(worker.request)
         return json.loads(found.error) if reached or at_once else None
 
+    def block_begins(self, worker: Worker) -> None:
+        """A worker's block is about to run on this thread."""
+        if self.watchdog is not None:
+            self.watchdog.begin(hurry=worker in self._abandoned)
+
+    def block_parks(self) -> None:
+        """It touched the model, or ended."""
+        if self.watchdog is not None:
+            self.watchdog.end()
+
     def finish(self, worker: Worker) -> None:
         """The worker makes no further access."""
         self._do(lambda: self.core.finish(worker))
@@ -430,6 +446,8 @@ class Link:
         """Leave the column."""
         with self._changed:
             self.core.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
         if self.transport is not None:
             self.transport.close()
 

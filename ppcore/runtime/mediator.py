@@ -22,7 +22,7 @@ from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator, Pending
 
 from ..core import Available, Decision, Verdict
-from ..errors import Missed, PPError
+from ..errors import BlockError, Missed, PPError
 from ..messages import Worker
 from ..schedule import REPLICATED
 from ..seat import Move, Seat
@@ -129,14 +129,14 @@ class PPMediator(Mediator):
         return self._settle(self._resume(*args))
 
     def _resume(self, *args: Any) -> Any:
-        self._state.enter()
+        self._enter()
         try:
             pending = super().switch(*args)
         except Exception as error:
             error.__intervention_tb__ = _blocks_own(error)  # type: ignore[attr-defined]
             raise
         finally:
-            self._state.leave()
+            self._leave()
         if not self.alive:
             self.link.finish(self.worker_id)
         return pending
@@ -144,11 +144,19 @@ class PPMediator(Mediator):
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """While the worker is entered past `switch`: unwound at the end of its request."""
-        self._state.enter()
+        self._enter()
         try:
             yield
         finally:
-            self._state.leave()
+            self._leave()
+
+    def _enter(self) -> None:
+        self._state.enter()
+        self.link.block_begins(self.worker_id)
+
+    def _leave(self) -> None:
+        self.link.block_parks()
+        self._state.leave()
 
     def handle(self, provider: str, value: Any) -> Any:
         pending = self.pending
@@ -187,7 +195,9 @@ class PPMediator(Mediator):
                 given = lazy.resolve(pending.value)
                 if pending.event is Event.SWAP:
                     self.interleaver.check_swap(provider)
-                    value = batcher.widen(value, self.batch_group, given)
+                    widened = batcher.widen(value, self.batch_group, given)
+                    _check_dtype(provider, given, value)
+                    value = widened
                 else:
                     self.interleaver.check_skip(provider)
                     value = batcher.gather_skip(value, self.batch_group, given)
@@ -397,6 +407,26 @@ class PPMediator(Mediator):
         if self.exception is not None:
             self.exception.__dict__.pop("__intervention_tb__", None)
             self.exception.__context__ = self.exception.__traceback__ = None
+
+
+def _check_dtype(location: str, given: Any, value: Any) -> None:
+    """Refuse a replacement that the model's forward cannot take: it would end there, and the engine with it.
+
+    Logits are the sampler's, which takes any.
+
+    Raises:
+        BlockError: a floating tensor is of another dtype than what it replaces.
+    """
+    if isinstance(given, (tuple, list)) and isinstance(value, (tuple, list)):
+        for one, other in zip(given, value, strict=False):
+            _check_dtype(location, one, other)
+    elif isinstance(given, torch.Tensor) and isinstance(value, torch.Tensor):
+        both = given.is_floating_point() and value.is_floating_point()
+        if both and given.dtype != value.dtype and location.endswith((".output", ".input")):
+            raise BlockError(
+                f"{location!r} is {value.dtype}, and its replacement {given.dtype}: convert it with "
+                f".to({value.dtype})"
+            )
 
 
 def _blocks_own(error: Exception) -> TracebackType | None:

@@ -267,11 +267,11 @@ class StagedRequests:
 
     def _recorded(self, location: str) -> tuple[int, int] | None:
         """Where a recorded location is first visited, and how often here in a turn."""
-        schedule = self.link.core.schedule
+        schedule, stage = self.link.core.schedule, self.link.core.stage
         slots = schedule.slots.get(location)
         if slots is None:
-            return -1, 0
-        count = schedule.local_count(location, self.link.core.stage)
+            return schedule.first[stage], 0
+        count = schedule.local_count(location, stage)
         return (slots[0].index, count) if count else None
 
 

@@ -7,14 +7,19 @@ from typing import Any
 
 from nnsight.modeling.vllm.engines.engine import NNsightLLMEngine, attach
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from ..errors import PeerDied
 from ..runtime.collect import entry
 from ..saves import Shipment
+from .deaths import Deaths
 from .timeline import Part, TimelineFile
 
 #: The RPC that nnsight collects through.
 COLLECT = "collect_nnsight"
+#: The RPC behind `VLLM.pp_status`.
+STATUS = "ppcore_status"
 
 
 def merge_ranks(payloads: list, timeline: TimelineFile | None = None) -> dict[str, dict]:
@@ -40,8 +45,25 @@ class PPLLMEngine(NNsightLLMEngine):
     """The synchronous engine over several stages."""
 
     timeline: TimelineFile | None = None
+    deaths: Deaths
+
+    def watch_ranks(self) -> None:
+        """Know from now on which rank has died, if one does."""
+        self.deaths = Deaths(self.collective_rpc(STATUS), self._fail_calls)
+
+    def _fail_calls(self, error: PeerDied) -> None:
+        """End what waits for an answer of the engine's core: none comes any more."""
+        for answer in list(self.engine_core.utility_results.values()):
+            if not answer.done():
+                answer.set_exception(error)
 
     def step(self) -> Any:
+        try:
+            return self._step()
+        except EngineDeadError as dead:
+            raise self.deaths.error() from dead
+
+    def _step(self) -> Any:
         outputs = LLMEngine.step(self)
         by_id = {output.request_id: output for output in outputs if output.finished}
         if not by_id:

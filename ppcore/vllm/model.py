@@ -14,6 +14,7 @@ from ..runtime import stubs
 from ..runtime.transport import CHOICES
 from . import platform
 from .envoys import staged_envoys
+from .plan import config
 from .timeline import TimelineFile
 
 #: The key of this package's settings in vLLM's ``additional_config``.
@@ -29,19 +30,24 @@ class VLLM(NNsightVLLM):
     Args:
         pull_timeout_s: how long a rank waits for a value of another stage before the trace ends with
             a report of who waits for what.
+        block_timeout_s: how long a block may run without touching the model before the trace ends with
+            an error that names the line: an endless loop would hold up every request. Keep it
+            below the time after which vLLM gives up on a rank, 300 s; on one stage nothing looks on.
         transport: what values cross between stages on: "direct" (sockets), "gloo", or "auto", which is
             sockets where all ranks can connect and gloo where not.
         timeline: a file to record a timeline in: a Chrome trace of rounds, handoffs, parked workers,
             waits and pulls on every rank. On one stage there is nothing to record.
 
     Raises:
-        SetupError: the settings cannot work with pipeline parallelism; the text says what to change.
+        SetupError: the settings cannot work with pipeline parallelism, or a path leads to no
+            checkpoint; the text says what to change.
     """
 
     def __init__(
         self,
         *args: Any,
         pull_timeout_s: float = 300.0,
+        block_timeout_s: float = 200.0,
         transport: str = "auto",
         timeline: str | Path | None = None,
         **kwargs: Any,
@@ -49,9 +55,11 @@ class VLLM(NNsightVLLM):
         if transport not in CHOICES:
             raise SetupError(f"transport={transport!r} is not one of {', '.join(CHOICES)}")
         self._pull_timeout_s = pull_timeout_s
+        self._block_timeout_s = block_timeout_s
         self._transport = transport
         self._timeline = TimelineFile(timeline) if timeline is not None else None
         if args and isinstance(args[0], str):
+            config.local(args[0])
             self._require_v1_model_runner()  # before vLLM's own configuration trips over it
         kwargs.setdefault("envoys", staged_envoys())
         super().__init__(*args, **kwargs)
@@ -77,6 +85,7 @@ class VLLM(NNsightVLLM):
             check_stages(meta, stages)
             settings["aliases"] = stubs.aliases(meta, "model")
             settings["pull_timeout_s"] = self._pull_timeout_s
+            settings["block_timeout_s"] = self._block_timeout_s
             settings["transport"] = self._transport
             settings["timeline"] = self._timeline is not None
         if settings:
@@ -102,6 +111,7 @@ class VLLM(NNsightVLLM):
         if llm.llm_engine.vllm_config.parallel_config.pipeline_parallel_size > 1:
             llm.llm_engine.__class__ = PPLLMEngine
             llm.llm_engine.timeline = self._timeline
+            llm.llm_engine.watch_ranks()
         return llm
 
     def _load_async(self, repo_id: str, **kwargs: Any) -> Any:
@@ -119,14 +129,17 @@ class VLLM(NNsightVLLM):
         Waits until ended requests have drained. On an engine with ``mode="async"`` this returns an
         awaitable of the list.
 
-        Each dict has ``stage``, ``column``, ``requests``, ``workers``, ``buffer_entries``,
-        ``buffer_bytes`` (of published values), ``pending_pulls``, ``pulls_total`` (asked for by the
-        rank), ``pulled_bytes_total`` (received), ``messages_total`` (sent) and ``host_copies_total``.
+        Each dict has ``stage``, ``column``, ``pid`` (of the rank's process), ``requests``,
+        ``workers``, ``buffer_entries``, ``buffer_bytes`` (of published values), ``pending_pulls``,
+        ``pulls_total`` (asked for by the rank), ``pulled_bytes_total`` (received), ``messages_total``
+        (sent) and ``host_copies_total``.
         """
+        from .engine import STATUS
+
         if not self.dispatched:
             self.dispatch()
         engine: Any = getattr(self.vllm_entrypoint, "llm_engine", self.vllm_entrypoint)
-        return engine.collective_rpc("ppcore_status")
+        return engine.collective_rpc(STATUS)
 
 
 def check_stages(root: torch.nn.Module, stages: int) -> None:

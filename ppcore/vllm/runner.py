@@ -9,6 +9,7 @@ collect.
 
 from __future__ import annotations
 
+import os
 import pickle
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from ..runtime.recording import make_core
 from ..runtime.saved import watch_saves
 from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_ns
 from ..runtime.transport import connect
+from ..runtime.watchdog import Watchdog
 from .envoys import StagedFragments, staged_envoys
 from .forward_thread import ForwardThread, forward_thread, here
 from .model import CONFIG_KEY, VLLM
@@ -109,6 +111,7 @@ class PipelineRunner:
             connect(columns, settings.get("transport", "auto"), get_ip()),
             self.device,
             deadline_s=float(settings.get("pull_timeout_s", 300.0)),
+            watchdog=Watchdog(float(settings["block_timeout_s"])),
             parameter=calls.value_of,
             describe=calls.describe,
         )
@@ -194,6 +197,7 @@ class PipelineRunner:
         return {
             "stage": get_pp_group().rank_in_group,
             "column": get_tp_group().rank_in_group,
+            "pid": os.getpid(),
             "requests": len(requests.requests) + len(requests.link.core.requests),
             "workers": len(requests.workers()),
             **requests.link.status(),

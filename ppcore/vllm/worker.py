@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +85,7 @@ class TracingWorker:
         return {
             "stage": 0,
             "column": self.local_rank,
+            "pid": os.getpid(),
             "requests": len(requests.requests),
             "workers": len(requests.workers()),
             **dict.fromkeys(names.split(), 0),

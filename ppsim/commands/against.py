@@ -69,7 +69,7 @@ class Hosted(World):
     async def main(self) -> None:
         """The whole run, with the checks at its end."""
         driven = {task: asyncio.ensure_future(self.drive(task)) for task in self.tasks}
-        listeners = set(self._listeners.values())
+        listeners = set(self.listeners.values())
         await asyncio.gather(*(run for task, run in driven.items() if task not in listeners))
         while any(self.channels.values()) or len(self._parked) < len(listeners):
             await asyncio.sleep(0)
@@ -88,14 +88,13 @@ class Networked(Hosted):
         self._hearing = 0
 
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
-        self.properties.sent(stage, column, peer, message)
-        self._mark = hash((self._mark, peer, len(message.word), getattr(message, "number", -1)))
+        self._sent(stage, column, peer, message)
         self._under_way += 1
         self._writers[stage, peer, column].write(f"{json.dumps(token)} {spell(message)}\n".encode())
 
     async def _hear(self, name: tuple[int, int, int], reader: asyncio.StreamReader) -> None:
         """One listener."""
-        task = self._listeners[name]
+        task = self.listeners[name]
         self.advance(task)
         while line := await reader.readline():
             token, _, text = line.decode().partition(" ")
@@ -128,7 +127,7 @@ class Networked(Hosted):
             servers.append(await spawn(self._serve(stage, column), host=f"rank{stage}.{column}"))
         for stage, column in self.ranks:
             await spawn(self._connect(stage, column), host=f"rank{stage}.{column}")
-        listeners = set(self._listeners.values())
+        listeners = set(self.listeners.values())
         await asyncio.gather(
             *(
                 spawn(

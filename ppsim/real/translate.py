@@ -2,7 +2,8 @@
 
 The statements of `ppsim.programs` become lines of Python; how a location is spelled, and what shape a
 replacement has to have, is a `Target`'s to say, so that one program runs on a small exact model and on
-an engine's. All arithmetic is of whole numbers below `PRIME`, which every dtype in use holds exactly.
+an engine's. All arithmetic is of numbers below `PRIME`; the exact model's are whole, which every dtype in
+use holds exactly.
 
 A statement about a name that is not bound does nothing. Where that can be known from the text alone no
 line of Python says so; elsewhere the name starts as None and the line asks.
@@ -52,6 +53,12 @@ class Target(Protocol):
     def skip(self, path: str, value: str) -> str:
         """The statement that skips a module with ``value`` in place of its output."""
 
+    def call(self, path: str, value: str) -> str:
+        """The expression that calls a module with ``value``."""
+
+    def weight(self, path: str) -> str:
+        """The expression for a module's weight, as one row."""
+
     def module(self, path: str) -> str:
         """The expression for a module."""
 
@@ -98,6 +105,12 @@ class ExactTarget:
         module = self.module(path)
         rows = self._rows(value, f"{module}.input", one_row=self.one_row)
         return f"{module}.skip(({rows}, {rows} + 1))"
+
+    def call(self, path: str, value: str) -> str:
+        return f"{self.module(path)}({value})"
+
+    def weight(self, path: str) -> str:
+        return f"{self.module(path)}.weight[None]"
 
     def _rows(self, value: str, instead_of: str, *, one_row: bool) -> str:
         if one_row:
@@ -154,7 +167,7 @@ class _Writer:
             self.doubtful.update(asks)
             doubt = " and ".join(f"{name} is not None" for name in asks)
             if isinstance(statement, If):
-                truth = f"{statement.name}.sum() % 2 == 0"
+                truth = f"{statement.name}.sum() % 2 < 1"
                 yield f"{indent}if {f'{doubt} and ' if doubt else ''}{truth}:\n"
                 yield from self._body(statement.body, sure, bound, indent)
                 continue
@@ -199,14 +212,14 @@ class _Writer:
                 return f"{label}[{slot}] = {name}" if label in self.containers else None
             case Param(name, location):
                 path, _, _ = location.rpartition(".")
-                return f"{name} = {target.module(path)}.weight[None]"
+                return f"{name} = {target.weight(path)}"
             case Cache(label, inputs, paths):
                 modules = ", ".join(target.module(path) for path in paths)
                 arguments = [f"modules=[{modules}]"] if paths else []
                 arguments += ["include_inputs=True"] if inputs else []
                 return f"{label} = tracer.cache({', '.join(arguments)})"
             case Call(name, path, source):
-                return f"{name} = {target.module(path)}({source})"
+                return f"{name} = {target.call(path, source)}"
             case Stop():
                 return "tracer.stop()"
             case Raise(code):

@@ -11,6 +11,7 @@ from tests.engine.limits import CALL_TIMEOUT_S
 KEYS = {
     "stage",
     "column",
+    "pid",
     "requests",
     "workers",
     "buffer_entries",

@@ -19,9 +19,13 @@ import torch.distributed as dist
 from ppcore.runtime.link import Link
 from ppcore.runtime.ranks import gather
 from ppcore.runtime.transport import connect
+from ppcore.runtime.watchdog import Watchdog
 from ppsim.real import stage as real
 from ppsim.real.stage import New, Part
 from tests.harness import model as tiny
+
+#: Seconds that a block may run without touching the model.
+BLOCK_TIMEOUT_S = 2.0
 
 
 @dataclass
@@ -92,6 +96,7 @@ class Stage:
             connect([list(range(stages))]),
             torch.device("cpu"),
             deadline_s=deadline_s,
+            watchdog=Watchdog(BLOCK_TIMEOUT_S),
             parameter=self.rank.calls.value_of,
             describe=self.rank.calls.describe,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -128,6 +129,44 @@ def test_an_error_of_plain_python_is_raised_everywhere_with_its_line(both: Any) 
     _, text, line = both(run)
     assert text == "ValueError: on purpose"
     assert line
+
+
+@pytest.mark.parametrize("layer", [0, 3], ids=["before a later stage", "on the last stage"])
+def test_an_endless_loop_ends_its_request_at_its_line(staged: Any, layer: int) -> None:
+    model = staged
+
+    def endless() -> None:
+        with model.trace(PROMPTS[0], max_tokens=2):
+            rows = model.model.layers[layer].mlp.output.shape[0]
+            while True:
+                rows += 1
+
+    def fine() -> Any:
+        with model.trace(PROMPTS[0], max_tokens=2):
+            kept = model.model.layers[layer].mlp.output.save()
+        return kept
+
+    with pytest.raises(
+        RuntimeError, match="BlockTimeout: the block ran for more than 2 s"
+    ) as found:
+        endless()
+    assert re.search(r"rows \+= 1|while True:", str(found.value))
+    assert fine().shape
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_replacement_of_another_dtype_is_refused(staged: Any, layer: int) -> None:
+    model = staged
+    with (
+        pytest.raises(RuntimeError, match=r"BlockError: .*its replacement torch.float16: convert"),
+        model.trace(PROMPTS[0]),
+    ):
+        h = model.model.layers[layer].mlp.output
+        model.model.layers[layer].mlp.output = h.half()
+    with model.trace(PROMPTS[0]):
+        model.logits = model.logits.half().to(model.logits.dtype)
+        kept = model.logits.save()
+    assert kept.shape
 
 
 def test_a_block_that_branches_on_the_rank_is_told_that_it_diverged(staged: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ class Engine:
         self.process = EngineProcess(checkpoint, warm=warm, env=env, **settings)
         self.error = ""
         self.process.start()
+        self._begun = time.monotonic()
 
     def wait(self) -> Engine:
         from ppcore.vllm.child import EngineError
@@ -55,6 +57,10 @@ class Engine:
         from ppcore.vllm.traces.perform import measured
 
         return self.process.call(measured, function, *args, timeout_s=CALL_S)
+
+    def age_s(self) -> float:
+        """Seconds since the engine was asked for."""
+        return time.monotonic() - self._begun
 
     def stop(self) -> list[int]:
         """Stop the engine; the processes that outlived it, which an engine that started leaves none of."""

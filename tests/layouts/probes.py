@@ -85,8 +85,9 @@ def writes(model: Any, anatomy: Anatomy) -> dict[str, Any]:
             model.get(early).input = model.get(early).input * 0.5
             here = tensor(model.get(early).output)
             here[..., -1, :] *= 3
+            edited = here.clone()  # the model may go on to add to it in place, as falcon does
             there = tensor(model.get(late).output)
-            mixed = there + here * 2
+            mixed = there + edited * 2
             model.get(late).output = (mixed, None) if pair else mixed
             kept.append(tensor(model.get(late).output).clone())
             kept.append(model.logits.clone())

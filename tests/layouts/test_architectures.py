@@ -26,11 +26,12 @@ def started(architecture: str) -> tuple[Engine, Engine]:
 
 
 @pytest.fixture(scope="module", params=ANATOMIES)
-def engines(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine, Engine]]:
+def engines(request: pytest.FixtureRequest, table: Table) -> Iterator[tuple[str, Engine, Engine]]:
     one, two = started(request.param)
     yield request.param, one, two
     with ThreadPoolExecutor(2) as pool:
         left = [pid for found in pool.map(Engine.stop, (one, two)) for pid in found]
+    table.enter(TITLE, request.param, "seconds", f"{one.age_s():.0f}")
     # Of an architecture that the kernels refuse, one layout may fail at its start and another hang.
     assert left == [] or one.error or two.error, f"outlived their engine: {left}"
 

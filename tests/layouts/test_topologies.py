@@ -130,7 +130,7 @@ def references() -> References:
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def answers(
-    request: pytest.FixtureRequest, references: References
+    request: pytest.FixtureRequest, references: References, table: Table
 ) -> Iterator[tuple[Layout, dict[str, Any], dict[str, Any]]]:
     layout = request.param
     if layout.ray:
@@ -144,6 +144,7 @@ def answers(
         yield layout, alone, catalogue_on(engine)
     finally:
         left = engine.stop()
+        table.enter(TITLE, str(layout), "seconds", f"{engine.age_s():.0f}")
     assert left == []
 
 

@@ -200,7 +200,7 @@ def test_a_program_reads_as_an_nnsight_block() -> None:
         "    b = None\n"
         "    for step in tracer.iter[1:]:\n"
         "        a = model.model.layers[0].output[0]\n"
-        "        if a.sum() % 2 == 0:\n"
+        "        if a.sum() % 2 < 1:\n"
         "            b = (a * 5 + 2) % 997\n"
         "        if b is not None:\n"
         "            out.append(b)\n"

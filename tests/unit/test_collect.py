@@ -37,6 +37,8 @@ def place(location: str, stage: int) -> tuple[int, int] | None:
     if OWNER.get(location, stage) != stage:
         return None
     name = location.split(".")[1]
+    if name == "unknown":
+        return 2 * stage, 0
     return (int(name) if name.isdigit() else 0), 1
 
 
@@ -193,6 +195,13 @@ def test_caches_of_all_stages_are_merged_in_the_models_order() -> None:
         ("m.2", ["c"]),
         ("m.3", ["d"]),
     ]
+
+
+def test_a_module_that_no_schedule_knows_stays_where_it_was_recorded() -> None:
+    zero = cache(**{"m.0": ["a"], "m.unknown.a": ["x"], "m.1": ["b"]})
+    one = cache(**{"m.unknown.b": ["y"], "m.2": ["c"], "m.unknown.c": ["z"], "m.3": ["d"]})
+    found = of(home({"cache": zero}, {"cache": one})["cache"])
+    assert "".join(values[0] for values in found.values()) == "axbyczd"
 
 
 def test_a_module_that_both_stages_visit_has_the_visits_of_each_turn_together() -> None:

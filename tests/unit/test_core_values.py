@@ -182,6 +182,20 @@ def test_a_value_released_by_everyone_before_it_is_read_is_never_kept(net: Netwo
     assert net.entries(0) == 0
 
 
+def test_a_waiting_pull_is_answered_though_its_peer_has_released_the_value(net: Network) -> None:
+    # Met in the simulator: a wait outlasted its deadline, so the value was released unanswered.
+    decision = net.touch(1, A)
+    number = net.pull(1, decision, A)
+    net.release(1, 0, decision.key)
+    net.settle()
+    assert net.cores[0].asked_for(decision.key)
+    net.read(0, A, "a")
+    net.settle()
+    assert net.landed[1] == {number: "a"}
+    assert net.entries(0) == 0
+    assert net.cores[1].pending() == 0
+
+
 def test_a_value_released_early_by_one_peer_is_kept_for_the_other() -> None:
     net = Network(THREE)
     net.begin()

@@ -1,8 +1,7 @@
 """The examples of the pages: what they show is what happens.
 
-A block marked `console` whose commands are ours and need no engine is run in the folder of its page,
-and has to print what the block shows. Commands that install or start engines are checked for what they
-name: a session, an extra, a subcommand.
+Every command of a `console` block is in one of the tables below, and every Python block is run by
+`tests/engine/test_examples.py`: an example that nothing runs fails here.
 """
 
 from __future__ import annotations
@@ -19,62 +18,119 @@ from pathlib import Path
 
 import pytest
 
+import noxfile
 from ppcore import cli
+from tests.pages import PAGES, ROOT, Block, Command, blocks, commands, excerpts, whole_programs
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CORPUS = ROOT / "tests" / "sim" / "corpus"
 
-#: Commands that end within seconds and print the same everywhere.
-RUN = ("ppcore plan ",)
+#: Commands that end within seconds and print the same everywhere: they have to print what is shown.
+EXACT = ("ppcore plan ",)
+
+#: Command -> what is run in its place, in which less is asked for: as they stand they run for minutes.
+SHORTER = {
+    "python -m ppsim fuzz --minutes 1": "python -m ppsim fuzz --executions 20",
+    "python -m ppsim replay TOKEN": "python -m ppsim replay TOKEN",
+    "python -m ppsim draw TOKEN --out x.svg": "python -m ppsim draw TOKEN --out x.svg",
+    "python -m ppsim explore": "python -m ppsim explore --only 2x8",
+    "python -m ppsim mutants": "python -m ppsim mutants --only no-gate --rates 0 --jobs 1",
+    "python -m ppsim determinism": "python -m ppsim determinism --seeds 2 --jobs 1",
+    "python -m ppsim rate": "python -m ppsim rate --seconds 0.1 --rounds 2",
+    "python -m ppsim fuzz --mode real --minutes 1": (
+        "python -m ppsim fuzz --mode real --executions 1"
+    ),
+    "python -m fuzz --executors reference,sim,real,gloo --minutes 10": (
+        "python -m fuzz --executors reference,sim --minutes 0.01"
+    ),
+}
+
+#: Command -> a file that runs it, and the words with which. Here it would install gigabytes, or start
+#: engines.
+ELSEWHERE = {
+    "python -m pip install nox && python -m nox -s demo": (
+        "tests/engine/test_examples.py",
+        '"demo", "--random"',
+    ),
+    "python -m pip install nox && python -m nox -s tests": (".ci/run", "-m nox -s tests"),
+    'pip install uv && uv pip install --torch-backend cpu "torch==2.13.0"': (
+        "noxfile.py",
+        '("--torch-backend", "cpu", TORCH)',
+    ),
+    'pip install ".[cpu]"': ("noxfile.py", '"install", "--editable", f".[{name},dev]"'),
+    "pip uninstall -y torchvision torchaudio torchcodec": (
+        "noxfile.py",
+        'env.pip("uninstall", "--yes", *TRAPS)',
+    ),
+    "ppcore doctor --ranks 2": ("tests/engine/test_examples.py", '"doctor", "--ranks", "2"'),
+}
+
+COMMANDS = commands()
+SHOWN = [command for command in COMMANDS if command.words.startswith(EXACT)]
 
 
-def blocks(kind: str) -> list[tuple[Path, str]]:
-    """(page, text) of the blocks of a kind."""
-    return [
-        (page, text)
-        for page in PAGES
-        for found, text in BLOCK.findall(page.read_text(encoding="utf-8"))
-        if found == kind
-    ]
+def test_every_example_is_run_by_a_test() -> None:
+    words = {command.words for command in COMMANDS}
+    exact = {command.words for command in SHOWN}
+    assert words == exact | SHORTER.keys() | ELSEWHERE.keys()
+    assert {block.kind for block in blocks()} <= {"console", "python", "text"}
+    assert whole_programs() and excerpts()
+    for page in PAGES:
+        # A command that is set off in another way would be seen by nothing here.
+        loose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"^(?: {4}|\t)\S", loose, re.MULTILINE), page.name
 
 
-def commands(text: str) -> list[tuple[str, str]]:
-    """(command, what is shown below it) of a console block."""
-    parts = re.split(r"^\$ (.*)$", text, flags=re.MULTILINE)[1:]
-    return [
-        (command.partition(" #")[0].strip(), shown.removeprefix("\n"))
-        for command, shown in zip(parts[::2], parts[1::2], strict=True)
-    ]
+@pytest.mark.parametrize("words", ELSEWHERE)
+def test_what_is_run_elsewhere_is(words: str) -> None:
+    file, how = ELSEWHERE[words]
+    assert how in (ROOT / file).read_text(encoding="utf-8")
 
 
-SHOWN = [(page, *example) for page, text in blocks("console") for example in commands(text)]
-RUNNABLE = [example for example in SHOWN if example[1].startswith(RUN)]
+def test_the_install_lines_are_those_of_the_sessions() -> None:
+    said = " ".join(ELSEWHERE)
+    assert f'"{noxfile.TORCH.removesuffix("+cpu")}"' in said
+    assert f"uninstall -y {' '.join(noxfile.TRAPS)}" in said
 
 
-def test_there_are_examples() -> None:
-    assert len(SHOWN) > len(RUNNABLE) >= 2
-    assert blocks("python")
-
-
-@pytest.mark.parametrize(("page", "command", "shown"), RUNNABLE, ids=[e[1] for e in RUNNABLE])
-def test_a_command_prints_what_its_page_shows(
-    page: Path, command: str, shown: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "page"
-    shutil.copytree(page.parent, folder, ignore=shutil.ignore_patterns(".*", "*.svg"))
-    program, *words = shlex.split(command)
-    done = subprocess.run(
-        [sys.executable, "-m", program, *words],
+def run(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    program, *rest = shlex.split(words)
+    if program == "python":
+        assert rest.pop(0) == "-m"
+        program = rest.pop(0)
+    return subprocess.run(
+        [sys.executable, "-m", program, *rest],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.parametrize("command", SHOWN, ids=lambda command: command.words)
+def test_a_command_prints_what_its_page_shows(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    shutil.copytree(command.page.parent, folder, ignore=shutil.ignore_patterns(".*", "*.svg"))
+    done = run(command.words, folder)
     assert done.stderr == ""
-    assert done.stdout == shown
+    assert done.stdout == command.shown
     for made in folder.glob("*.svg"):
-        assert made.read_text() == (page.parent / made.name).read_text(), f"draw {made.name} again"
+        shown = command.page.parent / made.name
+        assert made.read_text() == shown.read_text(), f"draw {made.name} again"
+
+
+@pytest.mark.parametrize("words", SHORTER)
+def test_a_command_runs(words: str, tmp_path: Path) -> None:
+    from ppsim import fuzz, tokens
+
+    if "real" in words or "gloo" in words:
+        pytest.importorskip("nnsight")
+    case, switches, _ = fuzz.load((CORPUS / "own-turn.case").read_text())
+    shorter = SHORTER[words].replace("TOKEN", tokens.encode(case, switches))
+    done = run(shorter, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    if "--out" in shorter:
+        assert (tmp_path / "x.svg").read_text().startswith("<svg")
 
 
 def sessions() -> set[str]:
@@ -87,7 +143,7 @@ def sessions() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_tells_to_run_exists(page: Path) -> None:
+def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for names in re.findall(r"nox -s ((?:[a-z_]+ ?)+)", text):
         assert set(names.split()) <= sessions(), names
@@ -96,11 +152,10 @@ def test_what_a_page_tells_to_run_exists(page: Path) -> None:
         assert extra in project["optional-dependencies"]
     for name in re.findall(r"`(?:\$ )?ppcore ([a-z]+)|^\$ ppcore ([a-z]+)", text, re.MULTILINE):
         assert "".join(name) in cli.COMMANDS
-    for name in re.findall(r"python -m ppsim ([a-z]+)", text):
-        helped = [sys.executable, "-m", "ppsim", name, "--help"]
-        assert subprocess.run(helped, cwd=ROOT, capture_output=True).returncode == 0, name
+    for name in re.findall(r"(?:python -m |`)ppsim ([a-z]+)", text):
+        assert run(f"ppsim {name} --help", ROOT).returncode == 0, name
 
 
-@pytest.mark.parametrize(("page", "text"), blocks("python"), ids=lambda item: str(item)[-20:])
-def test_python_examples_are_python(page: Path, text: str) -> None:
-    compile(text, str(page), "exec")
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.page.name)
+def test_python_examples_are_python(block: Block) -> None:
+    compile(block.text, str(block.page), "exec")

@@ -96,6 +96,22 @@ def find(model: str) -> Path:
     Raises:
         SetupError: there is none; the text says how to get one.
     """
+    found = local(model) or _cached(model)
+    if found is None:
+        raise SetupError(
+            f"{model!r} is no file or folder here, and the local cache of the hub ({hub_cache()}) "
+            f"does not hold it; `hf download {model} config.json` brings the few kilobytes that are "
+            "needed"
+        )
+    return found
+
+
+def local(model: str) -> Path | None:
+    """The file that a path to a model leads to; None for what may be a name of the hub, or a URL.
+
+    Raises:
+        SetupError: it is a path, and leads to no checkpoint.
+    """
     path = Path(model).expanduser()
     if path.is_file():
         return path
@@ -105,14 +121,12 @@ def find(model: str) -> Path:
             return config
         raise SetupError(f"{model!r} is a folder without config.json: name a checkpoint's folder")
     looks_like_a_path = model.startswith((".", "/", "~")) or model.endswith(".json")
-    if looks_like_a_path or model.count("/") > 1:
-        raise SetupError(f"{model!r}: no such file or folder")
-    if cached := _cached(model):
-        return cached
-    raise SetupError(
-        f"{model!r} is no file or folder here, and the local cache of the hub ({hub_cache()}) does "
-        f"not hold it; `hf download {model} config.json` brings the few kilobytes that are needed"
-    )
+    if "://" not in model and (looks_like_a_path or model.count("/") > 1):
+        raise SetupError(
+            f"{model!r}: no such file or folder; name the folder of a checkpoint, with its "
+            "config.json, or a model of the hub"
+        )
+    return None
 
 
 def hub_cache() -> Path:

@@ -30,7 +30,7 @@ from ...rank import Rank
 #: Attributes that are the same in every state, or that no decision depends on.
 LEFT_OUT: dict[type, frozenset[str]] = {
     Core: frozenset({"schedule", "homes", "counters", "peers"}),
-    Rank: frozenset({"visits"}),
+    Rank: frozenset({"model"}),
 }
 
 _ATOMS = frozenset({int, bool, str, bytes, float, type(None)})

@@ -169,8 +169,8 @@ class RankPart(Part):
         self.mortal = mortal
         self.grants = grants
         self.me = self.ranks[stage, 0]
-        self.front = self._forwards[stage, 0]
-        self.ears = {p: t for (p, s, _), t in self._listeners.items() if s == stage}
+        self.front = self.forwards[stage, 0]
+        self.ears = {p: t for (p, s, _), t in self.listeners.items() if s == stage}
         self.properties = _Deferred(self)
         engine: Any = self.engine
         for name in ("sampled", "shipped", "collected"):

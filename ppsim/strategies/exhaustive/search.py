@@ -14,7 +14,7 @@ from ppcore.messages import Failed
 
 from ...cases import Case
 from ...engine import Engine
-from ...failures import Crash, Failure, Leak
+from ...failures import Failure, Leak
 from ...properties import Properties
 from ...strategies.replay import Replay
 from ...world import World
@@ -320,11 +320,10 @@ class Search:
         A failure that only the parts see, or a schedule that the whole cannot follow, is a fault of
         this search.
         """
-        if not self.mortal:
-            how = Replay(schedule)
-            world = World(self.case, record=True).run(how)
-        else:
-            world, how = _led(self.case, schedule)
+        how = Replay(schedule)
+        # No further: a death that has not come yet could come after the schedule.
+        events = len(schedule) if self.mortal else None
+        world = World(self.case, record=True).run(how, events=events)
         found = world.failure
         if found is None and (expected is not None or world.schedule[: len(schedule)] != schedule):
             raise AssertionError(
@@ -335,20 +334,3 @@ class Search:
         if found is not None:
             self.graph.failure, self.graph.schedule = found, world.schedule
         return found
-
-
-def _led(case: Case, schedule: list[str]) -> tuple[World, Replay]:
-    """A world led along ``schedule``, and no further."""
-    world, how = World(case, record=True), Replay(schedule)
-    try:
-        for _ in schedule:
-            world.step(how.choose(world))
-        world.properties.at_rest()
-    except Failure as failure:
-        world.failure = failure
-    except Exception as error:  # the code under test failed by itself
-        world.failure = Crash("crash", f"{type(error).__name__}: {error}", error)
-    finally:
-        for task in world.tasks:
-            task.generator.close()
-    return world, how

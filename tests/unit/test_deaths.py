@@ -1,0 +1,47 @@
+"""The rank that died first is the one that is named."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ppcore.errors import PeerDied
+from ppcore.vllm.deaths import Deaths
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started = [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)
+    ]
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def told(ranks: list[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
+    return [{"stage": n, "column": 0, "pid": process.pid} for n, process in enumerate(ranks)]
+
+
+def test_the_first_to_die_is_named(ranks: list[subprocess.Popen[bytes]]) -> None:
+    heard: queue.Queue[PeerDied] = queue.Queue()
+    deaths = Deaths(told(ranks), heard.put)
+    ranks[1].kill()
+    error = heard.get(timeout=10)
+    ranks[0].kill()  # as the engine does
+    ranks[0].wait(10)
+    assert "the rank of stage 1, column 0 is gone" in str(error)
+    assert str(deaths.error()) == str(error)
+    assert heard.empty()
+
+
+def test_ranks_of_another_host_are_not_named(ranks: list[subprocess.Popen[bytes]]) -> None:
+    ranks[0].kill()
+    ranks[0].wait(10)  # nobody of this host has that id now
+    deaths = Deaths(told(ranks)[:1], lambda error: None)
+    assert str(deaths.error()).startswith("a rank, or the engine's core, is gone")

@@ -1,0 +1,21 @@
+"""What `VLLM` says before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppcore.errors import SetupError
+
+pytest.importorskip("vllm")
+pytest.importorskip("nnsight")
+
+
+def test_a_path_that_leads_to_no_checkpoint_is_refused_with_what_to_name(tmp_path: Path) -> None:
+    from ppcore.vllm import VLLM
+
+    with pytest.raises(SetupError, match="no such file or folder; name the folder of a checkpoint"):
+        VLLM(str(tmp_path / "misspelt"), pipeline_parallel_size=2, dispatch=True)
+    with pytest.raises(SetupError, match=r"a folder without config\.json"):
+        VLLM(str(tmp_path), dispatch=True)
