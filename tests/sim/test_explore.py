@@ -13,7 +13,14 @@ from ppsim.strategies.exhaustive import CONFIGURATIONS, Verdict
 from ppsim.strategies.exhaustive.parts import RankPart, Space
 from ppsim.world import run
 
-SMALL = ["2x1-save", "2x1-force-earlier", "2x1-force-later", "2x2-force-later", "2x1-crash"]
+SMALL = [
+    "2x1-save",
+    "2x1-force-earlier",
+    "2x1-force-later",
+    "2x2-force-later",
+    "2x1-crash",
+    "2x1-call",
+]
 
 
 def explore(name: str, **options: Any) -> exhaustive.Exploration:
@@ -37,6 +44,7 @@ SHOWN = [
     ("2x1-force-later", "published-after-it-was-asked-for"),
     ("2x1-save", "everybody-ships"),
     ("2x1-crash", "the-dead-are-waited-for"),
+    ("2x1-call", "result-under-the-next-name"),
 ]
 
 

@@ -187,6 +187,10 @@ def _case(stages: int, tokens: int, body: str, extra: str = "") -> Case:
 
 
 _SAVE = "  a = read L{0}.out\n  save x a\n"
+_CALLS = (
+    "  a = read L{0}.out\n  n = call N a\n  m = call N n\n  e = call E m\n  if e\n    edit a 1\n"
+)
+_EARLIER = "  a = read L1.out\n  b = call E a\n  if b\n    save x b\n"
 _FORCE = "  a = read L{0}.out\n  if a\n    save x a\n"
 
 
@@ -210,6 +214,9 @@ CONFIGURATIONS: dict[str, Case] = {
     "2x2-force-later": _case(2, 2, _FORCE.format(1)),
     "2x1-crash": _case(2, 1, _SAVE.format(0), "fault die 0 0 0\n"),
     "3x1-save": _case(3, 1, _SAVE.format(1)),
+    "2x1-call": _case(2, 1, _CALLS.format(0)),
+    "3x1-call": _case(3, 1, _CALLS.format(1)),
+    "3x1-call-raise": _case(3, 1, _EARLIER, "fault raise 1 0 A 0\n"),
     "2x8": _loop(2, 8),
     "3x4": _loop(3, 4),
     "4x4": _loop(4, 4),
