@@ -67,7 +67,8 @@ class Link:
         for effect in effects:
             kind = type(effect)
             if kind is Send:
-                self.send(effect.peer, effect.message)  # type: ignore[union-attr]
+                peer, message = effect  # type: ignore[misc]
+                self.world.send(self.stage, self.column, peer, message, None)
             elif kind is Serve:
                 serves.append(effect)  # type: ignore[arg-type]
             else:

@@ -287,22 +287,24 @@ class Rank:
 
     def collect(self, request: str, *, served: bool) -> Steps:
         """Wind up a finished request and ship this rank's share of its saves."""
-        found = [name for name in self.world.sequences(request) if name in self.carried]
-        for name in found:
-            yield from self.harvest(name)
-        found = [name for name in found if name in self.carried]
+        sequences = self.world.sequences(request)
+        for name in sequences:
+            if name in self.carried:
+                yield from self.harvest(name)
+        found = [name for name in sequences if name in self.carried]
         error, own = None, False
         boxes: dict[str, list[Box]] = {}
         shapes: dict[str, str] = {}
         parts: list[Recording] = []
         for name in found:
-            index = self.world.sequences(request).index(name)
+            index = sequences.index(name)
             workers = self.carried[name]
             yield from self._wind_up(request, workers, served)
             for worker in workers:
                 label = f"{index}/{worker.worker.block}/"
                 boxes |= {label + saved: leaves for saved, leaves in worker.leaves().items()}
-                shapes |= {label + saved: shape for saved, shape in worker.shapes().items()}
+                for saved, shape in worker.shapes().items():
+                    shapes[label + saved] = shape
                 parts += [worker.recordings[saved] for saved in sorted(worker.recordings)]
                 failure = worker.exception
                 if failure is None or isinstance(failure, BlockStopped):

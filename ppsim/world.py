@@ -88,6 +88,7 @@ class World:
     def __init__(self, case: Case, *, record: bool = False, limit: int = LIMIT) -> None:
         self.case = case
         self.requests = case.sequences()
+        self._sequences = {request.name: request.sequences() for request in case.requests}
         self.visits = cases.visits(case)
         self.record = record
         self.limit = limit
@@ -133,7 +134,7 @@ class World:
 
     def sequences(self, request: str) -> list[str]:
         """The names of what is sampled for a request."""
-        return [name for name, found in self.requests.items() if found.name == request]
+        return self._sequences[request]
 
     # --- running ------------------------------------------------------------------------------
 
