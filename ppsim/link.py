@@ -167,7 +167,7 @@ class Link:
         """Block the forward until these pulls are answered; the wait rule must allow it."""
         self.core.wait(numbers)
         self.world.properties.blocks(self, numbers)
-        yield from self._until(lambda: self.ready(numbers), self.origins[numbers[0]][0], "a pull")
+        return self._until(lambda: self.ready(numbers), self.origins[numbers[0]][0], "a pull")
 
     def _until(
         self, condition: Callable[[], bool], request: str, what: str

@@ -109,7 +109,10 @@ class Rank:
             if not worker.started:
                 yield from worker.start()
         for worker in current:
-            yield from self._go_on(worker)
+            if worker.exception is None:
+                yield None
+                error = self.link.ended_elsewhere(worker.worker)
+                yield from worker.advance() if error is None else worker.abandon(error)
         self.recordings = [
             (name, found)
             for name, workers in batch
@@ -152,16 +155,6 @@ class Rank:
         if not self.inbox:
             raise EngineDied
         return self.inbox.pop(0)
-
-    def _go_on(self, worker: Seated) -> Steps:
-        if worker.exception is not None:
-            return
-        yield None
-        error = self.link.ended_elsewhere(worker.worker)
-        if error is not None:
-            yield from worker.abandon(error)
-        else:
-            yield from worker.advance()
 
     def _check_abandoned(self) -> Steps:
         yield None
