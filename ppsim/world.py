@@ -166,23 +166,26 @@ class World:
     def _move(self, strategy: Strategy, events: int) -> None:
         """So many events, or all that there are."""
         runnable, choose, record, digest = self.runnable, strategy.choose, self.record, self.hash
-        for moved in range(1, events + 1):
-            task = runnable[choose(self)]
-            self.events, self._mark = moved, 0
-            if record:
-                self.schedule.append(task.name)
-            try:
-                wait = next(task.generator)
-            except StopIteration:
-                task.done = True
-                self._drop(task)
-            else:
-                if wait is not None and not wait():
-                    task.wait = wait
-                    runnable.remove(task)
-            self.hash = digest = hash((digest, task.number, self._mark, len(runnable)))
-            if not runnable:
-                break
+        try:
+            for moved in range(1, events + 1):
+                task = runnable[choose(self)]
+                self.events, self._mark = moved, 0
+                if record:
+                    self.schedule.append(task.name)
+                try:
+                    wait = next(task.generator)
+                except StopIteration:
+                    task.done = True
+                    self._drop(task)
+                else:
+                    if wait is not None and not wait():
+                        task.wait = wait
+                        runnable.remove(task)
+                digest = hash((digest, task.number, self._mark, len(runnable)))
+                if not runnable:
+                    break
+        finally:
+            self.hash = digest
 
     def _drop(self, task: Task) -> None:
         if task in self.runnable:
@@ -316,6 +319,8 @@ class World:
     def severed(self, stage: int, column: int) -> bool:
         """Whether what this rank's forward needs of other forwards will never come."""
         gone = self.dead
+        if not gone:
+            return False
         if (stage - 1, column) in gone:
             return True
         return any((stage, other) in gone for other in range(self.case.columns))
