@@ -87,9 +87,11 @@ class Properties:
 
     def _told_of(self, rank: Rank, peer: int, request: str) -> None:
         for block, how in rank.endings.get(request, {}).items():
+            if ":" not in how:
+                continue
             worker = Worker(request, block)
-            raised = ":" in how and worker not in rank.link.abandoned
-            if raised and (rank.stage, rank.column, peer, worker) not in self._told:
+            told = worker in rank.link.abandoned
+            if not told and (rank.stage, rank.column, peer, worker) not in self._told:
                 raise Liveness(
                     "told", f"stage {rank.stage} is done, and has not told stage {peer} of {how!r}"
                 )

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from .world import World
 
 
-_spell_shapes = json.JSONEncoder(sort_keys=True).encode
-_read_leaves: Callable[[str], dict[str, str]] = lru_cache(maxsize=1024)(json.loads)
-
 #: The value at a skip gate that nobody uses.
 NO_SKIP = 0
 
@@ -114,9 +111,8 @@ class Rank:
                 error = self.link.ended_elsewhere(worker.worker)
                 yield from worker.advance() if error is None else worker.abandon(error)
         self.recordings = [
-            (name, found)
-            for name, workers in batch
-            for worker in workers
+            (worker.worker.request, found)
+            for worker in current
             for found in worker.recordings.values()
         ]
         states = command.inputs if self.stage == 0 else (yield from self._receive())
@@ -361,7 +357,7 @@ class Rank:
         def decide(below: dict[int, str]) -> str:
             merged = union(map(_read_leaves, below.values()))
             ships.update(to_ship(holds, merged, last=self.last))
-            return json.dumps(spell_leaves(ships))
+            return _spell(tuple(spell_leaves(ships).items()))
 
         leaves: dict[tuple[str, int], int] = {}
         parts = [
@@ -396,8 +392,17 @@ class Rank:
             mine = error is None and not isinstance(failure, Unreachable)
             return Shipment(b"", {}, {}, error or text, own or mine)
         counts = {label: len(boxes) for label, boxes in found.items()}
-        skeleton = _spell_shapes(shapes).encode()
+        skeleton = _spell(tuple(sorted(shapes.items()))).encode()
         return Shipment(skeleton, counts, leaves, error, own, parts)
+
+
+@lru_cache(maxsize=1024)
+def _spell(items: tuple[tuple[str, str], ...]) -> str:
+    """A dictionary's items as JSON."""
+    return json.dumps(dict(items))
+
+
+_read_leaves: Callable[[str], dict[str, str]] = lru_cache(maxsize=1024)(json.loads)
 
 
 @lru_cache(maxsize=256)
