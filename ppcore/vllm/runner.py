@@ -20,6 +20,7 @@ from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 from vllm.model_executor.models.utils import PPMissingLayer
+from vllm.sequence import IntermediateTensors
 from vllm.utils.network_utils import get_ip
 
 from ..runtime import exchange, stubs
@@ -34,6 +35,7 @@ from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_
 from ..runtime.transport import connect
 from ..runtime.watchdog import Watchdog
 from .envoys import StagedFragments, staged_envoys
+from .forward_thread import ForwardThread, forward_thread, here
 from .model import CONFIG_KEY, VLLM
 from .requests import PPRequests
 from .timeline import Part
@@ -52,7 +54,15 @@ class EngineInterleaver(PPInterleaver, VLLMInterleaver):
 class PipelineRunner:
     """Mixed in front of nnsight's model runner on an engine with more than one stage."""
 
+    #: Runs a function where this rank's blocks run; of another thread no greenlet can be resumed.
+    on_forward_thread: ForwardThread = staticmethod(here)
+    #: Whether a step of an earlier stage is over with its forward. Ray's executor samples on the last
+    #: stage only, where vLLM's others tell every stage.
+    _ends_here = False
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
+        self.on_forward_thread = forward_thread(self.parallel_config, self.device)
+        self._ends_here = self.parallel_config.use_ray
         # Past nnsight's own load_model, which builds the tree this method builds.
         self._load_engine_model(*args, **kwargs)
         settings = self.vllm_config.additional_config.get(CONFIG_KEY, {})
@@ -136,10 +146,19 @@ class PipelineRunner:
     # --- a step -------------------------------------------------------------------------------
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        watch_saves()  # on the thread that the workers run on
-        return super().execute_model(*args, **kwargs)  # type: ignore[misc]
+        return self.on_forward_thread(self._execute, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        return self.on_forward_thread(self._sample_tokens, *args, **kwargs)
+
+    def _execute(self, *args: Any, **kwargs: Any) -> Any:
+        watch_saves()  # on the thread that the workers run on
+        output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
+        if self._ends_here and isinstance(output, IntermediateTensors):
+            self._sample_tokens(None)
+        return output
+
+    def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         self.nnsight_requests.check_abandoned()
         output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
         self.nnsight_requests.link.close_round()

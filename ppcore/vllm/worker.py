@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from nnsight.modeling.vllm.workers.GPUWorker import NNsightGPUWorker
 
 from ..errors import SetupError
+from .forward_thread import here
 
 
 class TracingWorker:
@@ -51,14 +53,29 @@ class TracingWorker:
         """This rank's share of the named requests' saves."""
         if isinstance(outputs, bytes):
             outputs = pickle.loads(outputs)
-        return self.model_runner.collect_nnsight(request_ids, finished_request_ids, outputs)
+        collect = self.model_runner.collect_nnsight
+        return self._on_forward_thread(collect, request_ids, finished_request_ids, outputs)
 
-    nnsight_request_count = NNsightGPUWorker.nnsight_request_count
-    nnsight_register = NNsightGPUWorker.nnsight_register
-    nnsight_clear_registered = NNsightGPUWorker.nnsight_clear_registered
+    def nnsight_request_count(self) -> int:
+        """How many requests this rank tracks."""
+        return self._on_forward_thread(NNsightGPUWorker.nnsight_request_count, self)
+
+    def nnsight_register(self, *args: Any, **kwargs: Any) -> None:
+        """Install a block that runs for every request."""
+        self._on_forward_thread(NNsightGPUWorker.nnsight_register, self, *args, **kwargs)
+
+    def nnsight_clear_registered(self, registration_id: str) -> None:
+        """Remove such a block."""
+        self._on_forward_thread(NNsightGPUWorker.nnsight_clear_registered, self, registration_id)
 
     def ppcore_status(self) -> dict[str, int]:
         """See `VLLM.pp_status`."""
+        return self._on_forward_thread(self._status)
+
+    def _on_forward_thread(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.model_runner, "on_forward_thread", here)(function, *args, **kwargs)
+
+    def _status(self) -> dict[str, int]:
         status = getattr(self.model_runner, "ppcore_status", None)
         if status is not None:
             return status()

@@ -18,7 +18,13 @@ START_S, CALL_S = 240.0, 60.0
 class Engine:
     """An engine and what became of its start: running, or refused with an error."""
 
-    def __init__(self, checkpoint: str, env: dict[str, str] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: str,
+        env: dict[str, str] | None = None,
+        warm: bool = True,
+        **settings: Any,
+    ) -> None:
         from ppcore.vllm.child import EngineProcess
 
         settings = {
@@ -28,7 +34,7 @@ class Engine:
             "kv_cache_memory_bytes": 1 << 26,
             **settings,
         }
-        self.process = EngineProcess(checkpoint, warm=True, env=env, **settings)
+        self.process = EngineProcess(checkpoint, warm=warm, env=env, **settings)
         self.error = ""
         self.process.start()
         self._begun = time.monotonic()
