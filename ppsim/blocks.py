@@ -199,8 +199,10 @@ class Frame:
                 assert box is not None
                 self.names[statement.name] = box  # type: ignore[union-attr]
                 del box  # a value lives as long as the block has a name for it
-            elif kind in _PLAIN:
-                _PLAIN[kind](self, statement)
+                continue
+            plain = _PLAIN.get(kind)
+            if plain is not None:
+                plain(self, statement)
             else:
                 yield from _ASKING[kind](self, statement)
 

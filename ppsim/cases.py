@@ -30,6 +30,7 @@ until a wait of that rank has outlasted its deadline).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -150,18 +151,22 @@ def visits(case: Case) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=64)
 def schedule(case: Case) -> Schedule:
     """The schedule that the stages would exchange."""
     return Schedule.build(visits(case))
 
 
-def homes(case: Case) -> dict[str, list[int]]:
+@lru_cache(maxsize=64)
+def homes(case: Case) -> Mapping[str, frozenset[int]]:
     """Module path -> the stages where it is real. ``N`` (a final norm) is real on the last."""
-    found = {f"L{layer}": [layer // case.layers] for layer in range(case.stages * case.layers)}
-    found["N"] = [case.stages - 1]
-    found["E"] = [0]
+    found = {
+        f"L{layer}": frozenset({layer // case.layers}) for layer in range(case.stages * case.layers)
+    }
+    found["N"] = frozenset({case.stages - 1})
+    found["E"] = frozenset({0})
     if case.shared:
-        found["S"] = list(range(case.stages))
+        found["S"] = frozenset(range(case.stages))
     return found
 
 

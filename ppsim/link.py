@@ -70,7 +70,8 @@ class Link:
         for effect in effects:
             kind = type(effect)
             if kind is Send:
-                self.send(effect.peer, effect.message, effect.token)  # type: ignore[union-attr]
+                peer, message, token = effect  # type: ignore[misc]
+                self.world.send(self.stage, self.column, peer, message, token)
             elif kind is Serve or kind is Compute:
                 slow.append(effect)  # type: ignore[arg-type]
             else:
@@ -185,7 +186,7 @@ class Link:
         """Block the forward until these pulls are answered; the wait rule must allow it."""
         self.core.wait(numbers)
         self.world.properties.blocks(self, numbers)
-        yield from self._until(lambda: self.ready(numbers), self.origins[numbers[0]][0], "a pull")
+        return self._until(lambda: self.ready(numbers), self.origins[numbers[0]][0], "a pull")
 
     def _until(
         self, condition: Callable[[], bool], request: str, what: str

@@ -233,7 +233,7 @@ CATALOGUE: tuple[Mutant, ...] = (
           "yield from self.link.say_done(found[0])\n        shipment = yield from self._ship"),
     _host("done-not-said", "rank:Rank._forget", "yield from self.link.say_done(name)", "yield None"),
     _host("turn-opens-after-the-workers-went-on", "rank:Rank.round",
-          "for worker in current:\n        yield from self._go_on(worker)", "pass"),
+          "yield from worker.advance() if error is None else worker.abandon(error)", "pass"),
     _host("recomputed-turn-not-opened", "rank:Rank.round", "if workers]",
           "if workers and len(self.world.engine.progress[name].rounds) - 1 "
           "not in self.world.engine.progress[name].recomputed]"),

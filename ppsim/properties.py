@@ -30,7 +30,8 @@ of rounds, so that a core that misjudges a wait is found out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ppcore.messages import Done, Failed, Message, Pull, Worker
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from .rank import Rank
     from .world import World
 
+
+#: The shapes of what was saved, which a skeleton spells.
+_shapes: Callable[[bytes], dict[str, str]] = lru_cache(maxsize=256)(json.loads)
 
 #: The messages of which a check depends.
 CHECKED = frozenset({Pull, Failed, Done})
@@ -83,9 +87,11 @@ class Properties:
 
     def _told_of(self, rank: Rank, peer: int, request: str) -> None:
         for block, how in rank.endings.get(request, {}).items():
+            if ":" not in how:
+                continue
             worker = Worker(request, block)
-            raised = ":" in how and worker not in rank.link.abandoned
-            if raised and (rank.stage, rank.column, peer, worker) not in self._told:
+            told = worker in rank.link.abandoned
+            if not told and (rank.stage, rank.column, peer, worker) not in self._told:
                 raise Liveness(
                     "told", f"stage {rank.stage} is done, and has not told stage {peer} of {how!r}"
                 )
@@ -303,7 +309,7 @@ class Properties:
         """What was saved: all of it or, where the block raised, what was bound before the error."""
         found: dict[str, tuple[str, list[int | None]]] = {
             label: (shape, [None] * shape.count("x"))
-            for label, shape in json.loads(merged.skeleton).items()
+            for label, shape in _shapes(merged.skeleton).items()
         }
         for (label, position), value in merged.leaves.items():
             values = found[label][1] if label in found else []
@@ -371,7 +377,7 @@ class Properties:
         expected = expect(case, request, progress, fault_at=steps.pop())
         found = {
             label: shape
-            for label, shape in json.loads(merged.skeleton).items()
+            for label, shape in _shapes(merged.skeleton).items()
             if label.startswith(f"0/{block}/")
         }
         bound = {

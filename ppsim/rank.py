@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from .world import World
 
 
-_spell_shapes = json.JSONEncoder(sort_keys=True).encode
-_read_leaves: Callable[[str], dict[str, str]] = lru_cache(maxsize=1024)(json.loads)
-
 #: The value at a skip gate that nobody uses.
 NO_SKIP = 0
 
@@ -109,11 +106,13 @@ class Rank:
             if not worker.started:
                 yield from worker.start()
         for worker in current:
-            yield from self._go_on(worker)
+            if worker.exception is None:
+                yield None
+                error = self.link.ended_elsewhere(worker.worker)
+                yield from worker.advance() if error is None else worker.abandon(error)
         self.recordings = [
-            (name, found)
-            for name, workers in batch
-            for worker in workers
+            (worker.worker.request, found)
+            for worker in current
             for found in worker.recordings.values()
         ]
         states = command.inputs if self.stage == 0 else (yield from self._receive())
@@ -152,16 +151,6 @@ class Rank:
         if not self.inbox:
             raise EngineDied
         return self.inbox.pop(0)
-
-    def _go_on(self, worker: Seated) -> Steps:
-        if worker.exception is not None:
-            return
-        yield None
-        error = self.link.ended_elsewhere(worker.worker)
-        if error is not None:
-            yield from worker.abandon(error)
-        else:
-            yield from worker.advance()
 
     def _check_abandoned(self) -> Steps:
         yield None
@@ -287,22 +276,24 @@ class Rank:
 
     def collect(self, request: str, *, served: bool) -> Steps:
         """Wind up a finished request and ship this rank's share of its saves."""
-        found = [name for name in self.world.sequences(request) if name in self.carried]
-        for name in found:
-            yield from self.harvest(name)
-        found = [name for name in found if name in self.carried]
+        sequences = self.world.sequences(request)
+        for name in sequences:
+            if name in self.carried:
+                yield from self.harvest(name)
+        found = [name for name in sequences if name in self.carried]
         error, own = None, False
         boxes: dict[str, list[Box]] = {}
         shapes: dict[str, str] = {}
         parts: list[Recording] = []
         for name in found:
-            index = self.world.sequences(request).index(name)
+            index = sequences.index(name)
             workers = self.carried[name]
             yield from self._wind_up(request, workers, served)
             for worker in workers:
                 label = f"{index}/{worker.worker.block}/"
                 boxes |= {label + saved: leaves for saved, leaves in worker.leaves().items()}
-                shapes |= {label + saved: shape for saved, shape in worker.shapes().items()}
+                for saved, shape in worker.shapes().items():
+                    shapes[label + saved] = shape
                 parts += [worker.recordings[saved] for saved in sorted(worker.recordings)]
                 failure = worker.exception
                 if failure is None or isinstance(failure, BlockStopped):
@@ -366,7 +357,7 @@ class Rank:
         def decide(below: dict[int, str]) -> str:
             merged = union(map(_read_leaves, below.values()))
             ships.update(to_ship(holds, merged, last=self.last))
-            return json.dumps(spell_leaves(ships))
+            return _spell(tuple(spell_leaves(ships).items()))
 
         leaves: dict[tuple[str, int], int] = {}
         parts = [
@@ -401,8 +392,17 @@ class Rank:
             mine = error is None and not isinstance(failure, Unreachable)
             return Shipment(b"", {}, {}, error or text, own or mine)
         counts = {label: len(boxes) for label, boxes in found.items()}
-        skeleton = _spell_shapes(shapes).encode()
+        skeleton = _spell(tuple(sorted(shapes.items()))).encode()
         return Shipment(skeleton, counts, leaves, error, own, parts)
+
+
+@lru_cache(maxsize=1024)
+def _spell(items: tuple[tuple[str, str], ...]) -> str:
+    """A dictionary's items as JSON."""
+    return json.dumps(dict(items))
+
+
+_read_leaves: Callable[[str], dict[str, str]] = lru_cache(maxsize=1024)(json.loads)
 
 
 @lru_cache(maxsize=256)

@@ -88,6 +88,7 @@ class World:
     def __init__(self, case: Case, *, record: bool = False, limit: int = LIMIT) -> None:
         self.case = case
         self.requests = case.sequences()
+        self._sequences = {request.name: request.sequences() for request in case.requests}
         self.visits = cases.visits(case)
         self.record = record
         self.limit = limit
@@ -133,7 +134,7 @@ class World:
 
     def sequences(self, request: str) -> list[str]:
         """The names of what is sampled for a request."""
-        return [name for name, found in self.requests.items() if found.name == request]
+        return self._sequences[request]
 
     # --- running ------------------------------------------------------------------------------
 
@@ -165,23 +166,26 @@ class World:
     def _move(self, strategy: Strategy, events: int) -> None:
         """So many events, or all that there are."""
         runnable, choose, record, digest = self.runnable, strategy.choose, self.record, self.hash
-        for moved in range(1, events + 1):
-            task = runnable[choose(self)]
-            self.events, self._mark = moved, 0
-            if record:
-                self.schedule.append(task.name)
-            try:
-                wait = next(task.generator)
-            except StopIteration:
-                task.done = True
-                self._drop(task)
-            else:
-                if wait is not None and not wait():
-                    task.wait = wait
-                    runnable.remove(task)
-            self.hash = digest = hash((digest, task.number, self._mark, len(runnable)))
-            if not runnable:
-                break
+        try:
+            for moved in range(1, events + 1):
+                task = runnable[choose(self)]
+                self.events, self._mark = moved, 0
+                if record:
+                    self.schedule.append(task.name)
+                try:
+                    wait = next(task.generator)
+                except StopIteration:
+                    task.done = True
+                    self._drop(task)
+                else:
+                    if wait is not None and not wait():
+                        task.wait = wait
+                        runnable.remove(task)
+                digest = hash((digest, task.number, self._mark, len(runnable)))
+                if not runnable:
+                    break
+        finally:
+            self.hash = digest
 
     def _drop(self, task: Task) -> None:
         if task in self.runnable:
@@ -315,6 +319,8 @@ class World:
     def severed(self, stage: int, column: int) -> bool:
         """Whether what this rank's forward needs of other forwards will never come."""
         gone = self.dead
+        if not gone:
+            return False
         if (stage - 1, column) in gone:
             return True
         return any((stage, other) in gone for other in range(self.case.columns))
