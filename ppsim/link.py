@@ -70,7 +70,8 @@ class Link:
         for effect in effects:
             kind = type(effect)
             if kind is Send:
-                peer, message, token = effect  # type: ignore[misc]
+                assert isinstance(effect, Send)
+                peer, message, token = effect
                 self.world.send(self.stage, self.column, peer, message, token)
             elif kind is Serve or kind is Compute:
                 slow.append(effect)  # type: ignore[arg-type]
