@@ -6,8 +6,9 @@ decoder layer, which takes and returns hidden states and a residual, the others 
 
 vLLM's layers overwrite what the layer before them returned: a value that is kept without a copy is another
 one a few operations later, on one rank as on several, but not where a stage ends in between.
-`set_layers_apart` has each layer work on copies, so that what a program reads is its own; nothing else of the
-model differs.
+`make_comparable` has each layer work on copies, so that what a program reads is its own; nothing else of the
+model differs. It also has nnsight forget what is saved when the value is gone (`ppcore.runtime.saved`): on one
+stage a name may else come home that was given the id of a saved value.
 """
 
 from __future__ import annotations
@@ -106,11 +107,14 @@ def _fit(value: str, width: int) -> str:
     return f"{value}.float().repeat(1, {width})[:, :{width}].contiguous()"
 
 
-def set_layers_apart(worker: Any) -> None:
+def make_comparable(worker: Any) -> None:
     """Let a worker's layers, and the norm after them, take copies; see the module docstring."""
     from vllm.model_executor.models.utils import PPMissingLayer
 
+    from ppcore.runtime.saved import watch_saves
+
     decoder = worker.model_runner.get_model().model
+    watch_saves()
     for module in (*decoder.layers, decoder.norm):
         if not isinstance(module, PPMissingLayer):
             module.register_forward_pre_hook(_copies)
@@ -142,7 +146,7 @@ Answer = tuple[dict[str, Any], list[int]]
 
 def prepare(model: Any) -> None:
     """Make a dispatched model's engine fit for programs; runs in the engine's client."""
-    model.vllm_entrypoint.collective_rpc(set_layers_apart)
+    model.vllm_entrypoint.collective_rpc(make_comparable)
 
 
 def serve(model: Any, jobs: list[Job]) -> tuple[dict[str, Answer], dict[str, Any]]:

@@ -110,6 +110,7 @@ class Rank:
                 yield None
                 error = self.link.ended_elsewhere(worker.worker)
                 yield from worker.advance() if error is None else worker.abandon(error)
+                del error  # what follows does not depend on it
         self.recordings = [
             (worker.worker.request, found)
             for worker in current

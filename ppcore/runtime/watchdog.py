@@ -28,12 +28,19 @@ from ..errors import BlockTimeout
 
 #: How often the thread looks, at most.
 LOOK_S = 0.25
+#: And when what a block is ended for was not its own code at the last look.
+AGAIN_S = 0.01
 #: How long a block has that another rank has ended already.
 HURRY_S = 1.0
 
-#: Code that does the block's bidding and is not to be interrupted.
-_SERVICE = tuple(
-    os.path.dirname(file) + os.sep for file in (os.path.dirname(__file__), str(nnsight.__file__))
+#: Code that does the block's bidding and is not to be interrupted. Of nnsight's not what binds the names of a
+#: block: an endless loop may spend nearly all of its time there.
+_SERVICE = (
+    os.path.dirname(__file__) + os.sep,
+    *(
+        os.path.join(os.path.dirname(str(nnsight.__file__)), part) + os.sep
+        for part in ("intervention", "modeling")
+    ),
 )
 #: How nnsight names the file of a block.
 _BLOCK = "<edit-"
@@ -90,13 +97,17 @@ class Watchdog:
         self._over.set()
 
     def _look(self) -> None:
-        while not self._over.wait(min(LOOK_S, self.limit_s / 4)):
+        usual = wait = min(LOOK_S, self.limit_s / 4)
+        while not self._over.wait(wait):
             with self._lock:
+                wait = usual
                 if self._ends is None or time.monotonic() < self._ends:
                     continue
                 if _in_block(sys._current_frames().get(self._thread)):
                     self._raised = True
                     _raise_in(self._thread, self._late)
+                else:
+                    wait = AGAIN_S
 
 
 def _saying(limit_s: float) -> object:

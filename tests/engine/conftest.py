@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.limits import CALL_TIMEOUT_S, LAYERS
+from tests.engine.limits import BLOCK_TIMEOUT_S, CALL_TIMEOUT_S, LAYERS
 
 if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("nnsight") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -31,8 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if missing:
             reason = f"two stages need two CUDA devices, and there are {cuda_devices()}"
             item.add_marker(pytest.mark.skip(reason=reason))
-    # It takes the engine from those that would come after it.
-    items.sort(key=lambda item: item.name == "test_a_stopped_engine_leaves_no_process")
+    # They take the engine from those that would come after them.
+    last = (
+        "test_a_stopped_engine_leaves_no_process",
+        "test_a_killed_rank_is_named_and_nothing_is_left",
+    )
+    items.sort(key=lambda item: last.index(item.name) if item.name in last else -1)
 
 
 def cuda_devices() -> int:
@@ -65,10 +69,16 @@ class Engines:
         """A new engine, of the caller's own."""
         from ppcore.vllm.child import EngineProcess
 
-        settings = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 16, **settings}
+        settings = {
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 16,
+            "block_timeout_s": BLOCK_TIMEOUT_S,
+            **settings,
+        }
         if cuda_devices():
             settings["gpu_memory_utilization"] = 0.25
-        engine = EngineProcess(self._checkpoint, **settings)
+        engine = EngineProcess(self._checkpoint, warm=not cuda_devices(), **settings)
         try:
             engine.start()
             engine.wait_ready(timeout_s=180.0)

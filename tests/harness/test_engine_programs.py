@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import pytest
 
-from fuzz import engines, llama
+from fuzz import engines, executors, llama
+from ppcore.vllm.child import EngineError
 from ppsim import cases, generate
 
 PROGRAM = """\
@@ -68,3 +70,55 @@ def test_what_one_stage_dies_of_and_what_a_llama_has_not_do_not_fit() -> None:
     )
     shared = cases.parse("stages 2 columns 1 layers 1 shared 1\nrequest A tokens 1\n  cache k\n")
     assert [engines.fits(case) for case in (whole, some, shared)] == [False, True, False]
+
+
+class Pretended:
+    """An engine's process that answers at once: with the number of stages, if it is odd."""
+
+    odd, dies = False, False
+    started = 0
+
+    def __init__(self, checkpoint: Any, **settings: Any) -> None:
+        self.stages = settings["pipeline_parallel_size"]
+
+    def start(self) -> None:
+        type(self).started += 1
+
+    def wait_ready(self, timeout_s: float) -> None:
+        pass
+
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function is llama.prepare:
+            return None
+        if self.dies and self.stages > 1:
+            raise EngineError("the engine gave no answer")
+        saved = {"saves": {"y": self.stages if self.odd else 1}, "error": None}
+        return {job.name: (saved, [5]) for job in args[0]}, {}
+
+    def warnings(self) -> list[str]:
+        return []
+
+    def stop(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("odd, dies", [(False, False), (True, False), (False, True)])
+def test_an_engine_that_differs_or_dies_is_named_and_started_again(
+    monkeypatch: pytest.MonkeyPatch, odd: bool, dies: bool
+) -> None:
+    monkeypatch.setattr(engines, "EngineProcess", Pretended)
+    monkeypatch.setattr(Pretended, "odd", odd)
+    monkeypatch.setattr(Pretended, "dies", dies)
+    monkeypatch.setattr(Pretended, "started", 0)
+    with executors.started(["vllm"], ["pp2"]) as comparison:
+        found = comparison.run(7, cases.parse(PROGRAM))
+    assert list(comparison.executors) == ["vllm-pp1", "vllm-pp2"]
+    assert comparison.tallies["vllm-pp2"].programs == 1
+    assert comparison.tallies["vllm-pp2"].failures == (odd or dies)
+    assert Pretended.started == (3 if dies else 2)
+    if found is not None:
+        assert (found.executor, found.seed) == ("vllm-pp2", 7)
+        words = "gave no answer" if dies else "7.A y is 2, on one rank 1"
+        assert words in found.text
+    else:
+        assert not odd and not dies
