@@ -1,7 +1,7 @@
 """Fuzzing: generated cases under drawn schedules, until the time or the count is up.
 
-Execution ``n`` is a pure function of ``n``. Executions come in fours: a random walk, partial-order
-sampling, and the base schedule each run a case of their own; the fourth runs the third's case again,
+Execution ``n`` is a pure function of ``n``. Executions come in fours: three run a case of their own, by
+random walk, by partial-order sampling, and by either in turn; the fourth runs the third's case again,
 under a strategy that has to know how many events a run of it has (PCT, delay bounding).
 """
 
@@ -23,7 +23,7 @@ from .world import Strategy, World
 STRATEGIES = ("walk", "pos", "pct", "delay", "base")
 #: Those that need the number of events of a run.
 MEASURED = ("pct", "delay")
-_TURNS = ("walk", "pos", "base")
+_UNMEASURED = ("walk", "pos")
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ def strategy_of(number: int, events: int | None = None) -> Strategy:
 
     Args:
         number: of the execution.
-        events: of a run of its case under the base schedule; where a strategy needs that and it is not
-            given, the case is run.
+        events: of the execution before, which runs the same case; where a strategy needs that and it
+            is not given, it is run.
     """
     four, turn = divmod(number, 4)
     if turn < 3:
-        return strategy(_TURNS[turn], number)
+        return strategy(_UNMEASURED[turn if turn < 2 else four % 2], number)
     if events is None:
-        events = execute(case_of(number), Switches()).events
+        events = execution(number - 1).events
     return strategy(MEASURED[four % 2], number, events)
 
 

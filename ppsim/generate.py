@@ -2,7 +2,10 @@
 
 Each case draws a *swarm* (Groce et al., Swarm Testing, ISSTA 2012): a subset of the features, of the
 engine's and of the faults, so that rare combinations come about as often as the common ones hide each
-other.
+other. Nearly half of the cases are *small*: a block of few statements, in which one thing goes wrong, and
+early (the small scope hypothesis: Jackson, Software Abstractions). What takes several things at once,
+such as a block that has ended on one rank while another's pull for it is under way, comes about more
+often where there is little else.
 
 What is not drawn, because a single rank gives no answer to compare with: a layer skipped by one of
 several requests in a step (nnsight refuses it), in-place edits of parameters; and, with several columns,
@@ -37,8 +40,11 @@ from .programs import (
     Statement,
     Stop,
     Write,
+    size,
 )
 
+#: How many of the cases are small.
+SMALL = 0.45
 #: What a case may use; each draws a subset.
 FEATURES = tuple(
     "write edit blend derive mix save append call if for stop raise order ghost result skip param "
@@ -59,8 +65,14 @@ class Writer:
     feature ``order`` draws them from anywhere.
     """
 
-    def __init__(self, draw: random.Random, case: Case, features: set[str]) -> None:
+    def __init__(
+        self, draw: random.Random, case: Case, features: set[str], often: bool, parts: bool
+    ) -> None:
         self.draw = draw
+        # What is written seldom otherwise is written more often.
+        self.often = often
+        # The block may end on one rank while others wait; who ships nothing waits for nobody at the end.
+        self.parts = parts
         self.features = features
         self.order = [
             location
@@ -83,6 +95,8 @@ class Writer:
         self.before: list[Statement] = []
         # Whether a block ends with an error that a later turn would come before.
         self.raises_late = False
+        # Whether a block ends with a wait that the next turn would end.
+        self.waits_late = False
 
     def block(self, length: int, *, registered: bool = False) -> Block:
         """A block of about ``length`` statements."""
@@ -90,13 +104,16 @@ class Writer:
         self.names, self.called, self.parameters = [], [], []
         self.registered = registered
         head = self._caches()
-        body = (*head, *(self._scaled() or (*self._across(), *self._body(length, 0))))
+        if self.often and "for" in self.features and self.draw.random() < 0.3:
+            return (*head, self._loop(0), *self._after())
+        body = self._scaled() or (*self._across(), *self._revised(), *self._body(length, 0))
         tail: list[Statement] = []
+        saving = 0 if self.parts and self.draw.random() < 0.8 else 0.5
         for name in [*self.names[-3:], *self.called[-1:], *self.parameters[-1:]]:
-            if self.draw.random() < 0.5:
+            if self.draw.random() < saving:
                 tail.append(Save(f"s{self.fresh}", name))
                 self.fresh += 1
-        return (*body, *tail, *self._late())
+        return (*head, *body, *tail, *self._late(), *self._after())
 
     def _body(self, length: int, depth: int) -> Block:
         body: list[Statement] = []
@@ -109,20 +126,39 @@ class Writer:
     def _across(self) -> list[Statement]:
         """Seldom: a branch on what an early stage and a late one give, before a stage between them
         has served the block, so that it needs a value that it may wait for and one that it may not. Or an
-        edit of the early one by the late one, which waits for a stage where the block may have raised."""
+        edit of the early one by the late one, which waits for a stage where the block may have raised.
+        Or only both together kept, which no stage has by itself; or a branch on the early one alone."""
         draw, half = self.draw, len(self.order) // 2
-        if "if" not in self.features or draw.random() > 0.2:
+        if "if" not in self.features or draw.random() > (0.4 if self.often else 0.2):
             return []
         self.position = draw.randrange(half, len(self.order))
         reads = [Read("e", self.order[draw.randrange(half)]), Read("l", self.order[self.position])]
-        if draw.random() < 0.5:
+        lot = draw.random()
+        if lot < 0.2:
+            return [reads[0], If("e", (Save("e", "e"),))]
+        if lot < 0.4:
             return [*reads, Blend("e", "l")]
+        if lot < 0.6:
+            return [*reads, Mix("m", "e", "l"), Save("m", "m")]
         return [*reads, Mix("m", "e", "l"), If("m", (Save("m", "m"),))]
+
+    def _revised(self) -> list[Statement]:
+        """Seldom: a value is looked at, edited or replaced, and looked at again; what is seen then is used
+        further down, where another stage has to have seen the same."""
+        draw = self.draw
+        if draw.random() > (0.3 if self.often else 0.1):
+            return []
+        location = self._location()
+        change: list[Statement] = [Edit("o", draw.randrange(1, 9))]
+        if draw.random() < 0.5:
+            change = [Derive("n", "o", draw.randrange(1, 9)), Write(location, "n")]
+        use = Write(self._location(), "w") if draw.random() < 0.5 else If("w", (Save("w", "w"),))
+        return [Read("o", location), *change, Read("w", location), use]
 
     def _scaled(self) -> list[Statement]:
         """Seldom, as the whole block: what each turn reads is combined in place with a parameter."""
         draw = self.draw
-        if not {"for", "param"} <= self.features or draw.random() > 0.2:
+        if not {"for", "param"} <= self.features or draw.random() > (0.4 if self.often else 0.2):
             return []
         read = self._read()
         body = (read, Param("p", draw.choice(["E.w", "N.w"])), Blend(read.name, "p"))
@@ -132,22 +168,33 @@ class Writer:
         """Seldom, at the end: a branch on what an early stage makes of a value that may be late, which
         a later stage has to wait for until the next turn opens."""
         draw = self.draw
-        if "call" not in self.features or not self.names or draw.random() > 0.3:
+        share = 0.7 if self.parts else 0.3 if "call" in self.features else 0
+        if not self.names or draw.random() > share:
             return []
-        late: list[Statement] = [
-            Call("q", "E", draw.choice(self.names)), If("q", (Save("q", "q"),)),
-        ]  # fmt: skip
-        if "raise" in self.features and draw.random() < 0.5:
+        name, read = draw.choice(self.names), []
+        if self.parts and draw.random() < 0.8:
+            half = len(self.order) // 2
+            self.position = max(self.position, draw.randrange(half, len(self.order)))
+            name, read = "o", [Read("o", self.order[self.position])]
+        self.waits_late = True
+        late: list[Statement] = [Call("q", "E", name), If("q", (Save("q", "q"),))]
+        if "raise" in self.features and draw.random() < (0.2 if self.parts else 0.5):
             # The last stage gets to what is kept, and to the error, only once the request has ended.
             self.raises_late = True
             late = [
                 late[0], Read("t", self.order[-1]), Derive("t", "t", 1), Blend("t", "q"),
                 Save("z", "t"), Raise(9),
             ]  # fmt: skip
-        if draw.random() < 0.5:
-            before = Call("n", "N", draw.choice(self.names))
+        if draw.random() < (0.2 if self.parts else 0.5):
+            before = Call("n", "N", name)
             late = [before, If("n", (Save("n", "n"),)), *late]
-        return late
+        return [*read, *late]
+
+    def _after(self) -> list[Statement]:
+        """Seldom, at the end: the result, and something that is asked for after it."""
+        if "result" not in self.features or self.draw.random() > (0.3 if self.often else 0.1):
+            return []
+        return [Read("r", "result"), Read("b", self.draw.choice(self.order)), Save("b", "b")]
 
     def _caches(self) -> list[Statement]:
         if "cache" not in self.features:
@@ -307,7 +354,10 @@ class Writer:
         )  # fmt: skip
         if "append" in self.features and self.names:
             body = (*body, Append("out", draw.choice(self.names)))
-        form = draw.randrange(4)
+        if draw.random() < (0.5 if self.often else 0.25):
+            # What the loop has passed comes again in the next turn: behind the pinned step it is that.
+            body = (*body, Read("b", draw.choice(self.order)), Append("back", "b"))
+        form = draw.choice((0, 0, 1, 2, 3))
         start = draw.randrange(0, 3)
         self.position = draw.choice([0, len(self.order) // 2])
         if form == 0:
@@ -325,34 +375,47 @@ class Writer:
 def case(seed: int, *, faults: bool = True) -> Case:
     """The case of a seed."""
     draw = random.Random(seed)
-    features = {feature for feature in FEATURES if draw.random() < 0.5}
-    engine = {feature for feature in ENGINE if draw.random() < 0.3}
-    stages = draw.choice([2, 2, 2, 3, 3, 4])
-    columns = 2 if draw.random() < 0.12 else 1
+    small = draw.random() < SMALL
+    features = {feature for feature in FEATURES if draw.random() < (0.7 if small else 0.5)}
+    engine = {feature for feature in ENGINE if draw.random() < (0.1 if small else 0.3)}
+    if small:
+        # As often as not nothing goes wrong but one rank's block, or one rank's wait.
+        lot = draw.random()
+        kinds = {"raise"} if lot < 0.35 else {"late"} if lot < 0.65 else set()
+        if lot > 0.8:
+            kinds = {draw.choice(FAULTS)}
+        parts = bool(kinds & {"raise", "late"})
+        # Where one rank raises, another waits and the third does not know yet, there are three.
+        stages = draw.choice([2, 3, 3, 4] if "raise" in kinds else [2, 2, 2, 3])
+    else:
+        parts, fails = False, draw.random() < 0.6
+        kinds = {kind for kind in FAULTS if fails and draw.random() < 0.25}
+        stages = draw.choice([2, 2, 2, 3, 3, 4])
+    columns = 2 if draw.random() < (0 if small else 0.12) else 1
     containers = (("rows", draw.randrange(1, 4)), ("out", 0)) if "put" in features else ()
     shape = Case(
         stages,
         columns,
-        draw.choice([1, 1, 2]),
+        1 if small else draw.choice([1, 1, 2]),
         draw.random() < 0.25,
-        draw.randrange(1, 1 << 16) if draw.random() < 0.6 else 0,
+        draw.randrange(1, 1 << 16) if draw.random() < (0.4 if small else 0.6) else 0,
         containers=containers,
     )
-    count = draw.choice([1, 1, 2, 3])
+    count = draw.choice([1, 1, 1, 2] if small else [1, 1, 2, 3])
     if "skip" in features:
         # A step skips a layer for all of its requests or for none.
         count = 1
         engine.discard("n")
     requests: list[Request] = []
     for number in range(count):
-        writer = Writer(draw, shape, features)
+        writer = Writer(draw, shape, features, small, parts)
         blocks: list[tuple[str, Block]] = []
         if "registered" in engine and draw.random() < 0.7:
             blocks.append(("tap", writer.block(draw.randrange(1, 5), registered=True)))
-        if draw.random() < 0.9:
-            blocks.append(("", writer.block(draw.randrange(1, 9))))
+        if draw.random() < (0.8 if small and not parts else 0.9):
+            blocks.append(("", writer.block(draw.randrange(1, 4 if small else 9))))
         tokens = draw.randrange(1, 5)
-        if writer.raises_late:
+        if writer.raises_late or (parts and writer.waits_late):
             tokens = 1
         requests.append(
             Request(
@@ -367,34 +430,49 @@ def case(seed: int, *, faults: bool = True) -> Case:
             )
         )
     made = replace(shape, requests=tuple(requests))
-    return replace(made, faults=tuple(_faults(draw, made))) if faults else made
+    if not faults:
+        return made
+    return replace(made, faults=tuple(_faults(draw, made, kinds, 0.4 if small else 1.0)))
 
 
-def _faults(draw: random.Random, made: Case) -> Iterator[Fault]:
-    """Faults of the kinds that the case drew."""
-    kinds = {kind for kind in FAULTS if draw.random() < 0.25} if draw.random() < 0.6 else set()
+def _faults(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iterator[Fault]:
+    """Faults of these kinds; ``by`` is how much of a long run's moves there are until they strike."""
+
+    def moves(most: int) -> int:
+        return 1 + int(draw.random() ** (2 if by < 1 else 1) * most * by)
+
     stage, column = draw.randrange(made.stages), draw.randrange(made.columns)
     peer = draw.choice([other for other in range(made.stages) if other != stage])
     request = draw.choice(made.requests)
+    if kinds == {"raise"} and draw.random() < 0.25:
+        kinds = {"raise", "abort"}
     if "raise" in kinds and request.blocks:
-        step = draw.choice((0, 0, 1, 2, 3, 4, 5))
+        step = int(draw.random() ** 2 * (size(request.blocks[-1][1]) + 1))
         columns = range(made.columns) if draw.random() < 0.5 else (column,)
         for where in columns:
             yield Fault("raise", stage, where, step, request.name)
+        if len(kinds) == 1 and draw.random() < 0.8:
+            # Some of the others hear of it late.
+            for far in range(made.stages):
+                if far != stage and draw.random() < 0.5:
+                    lasts = draw.randrange(5, 60)
+                    yield Fault("stall", far, column, draw.randrange(3), "", stage, lasts)
     if "abort" in kinds:
         # What a registered block leaves is kept for a collect, which an aborted trace brings too, but
         # not a request without a trace.
         quiet = not kinds & {"raise", "late"}
         for other in made.requests:
             if draw.random() < 0.6 and (other.traced or (quiet and not _keeps(other))):
-                yield Fault("abort", at=draw.randrange(1, 80), request=other.name)
+                yield Fault("abort", at=moves(80), request=other.name)
     if "stall" in kinds:
-        at, moves = draw.randrange(1, 40), draw.randrange(1, 120)
-        yield Fault("stall", stage, column, at, "", peer, moves)
+        yield Fault("stall", stage, column, moves(40), "", peer, moves(120))
     elif "late" in kinds and made.columns == 1:
-        yield Fault("late", stage, column, draw.randrange(1, 40), "", peer)
-    if "die" in kinds and draw.random() < 0.4:
-        yield Fault("die", stage, column, draw.randrange(1, 60))
+        # Mostly a later stage waits for an earlier one.
+        if draw.random() < 0.7:
+            peer, stage = sorted((peer, stage))
+        yield Fault("late", stage, column, moves(20), "", peer)
+    if "die" in kinds and (len(kinds) == 1 or draw.random() < 0.4):
+        yield Fault("die", stage, column, moves(60))
 
 
 def _keeps(request: Request) -> bool:

@@ -17,6 +17,9 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from . import cases
 
 
 @dataclass(frozen=True)
@@ -278,17 +281,6 @@ CATALOGUE: tuple[Mutant, ...] = (
           "self.iteration = None", "pass"),
 )  # fmt: skip
 
-#: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
-HARD = frozenset(
-    {
-        "a-done-peers-pull-has-no-answer",
-        "a-released-pull-has-no-answer",
-        "call-that-is-never-given-is-waited-for",
-        "call-that-was-never-given-is-asked-for",
-        "death-of-a-caller-not-noticed",
-    }
-)
-
 
 class Misplaced(Exception):
     """A mutant's text is not where it was: the code changed, and the mutant has to follow."""
@@ -326,13 +318,46 @@ def planted(mutant: Mutant) -> Iterator[None]:
             for user in ("ppsim.rank", "ppsim.engine")
             if importlib.import_module(user).__dict__.get(name) is original
         ]
-    for user in users:
-        setattr(user, name, made[name])
+    places = [(user, name, original, made[name]) for user in users]
+    _put_in(places)
+    _planted.extend(places)
     try:
         yield
     finally:
-        for user in users:
-            setattr(user, name, original)
+        del _planted[-len(places) :]
+        _take_out(places)
+
+
+#: Where bugs are planted now: owner, name, what stands there without the bug, and with it.
+_planted: list[tuple[Any, str, object, object]] = []
+
+
+def _put_in(places: list[tuple[Any, str, object, object]]) -> None:
+    for owner, name, _, wrong in places:
+        setattr(owner, name, wrong)
+    _forget()
+
+
+def _take_out(places: list[tuple[Any, str, object, object]]) -> None:
+    for owner, name, right, _ in reversed(places):
+        setattr(owner, name, right)
+    _forget()
+
+
+def _forget() -> None:
+    """Nothing that was worked out with a bug is kept without it, nor the other way round."""
+    cases.schedule.cache_clear()
+
+
+@contextmanager
+def lifted() -> Iterator[bool]:
+    """The code without the bugs that are planted, for a while; whether there are any."""
+    places = _planted[:]
+    _take_out(places)
+    try:
+        yield bool(places)
+    finally:
+        _put_in(places)
 
 
 def named(name: str) -> Mutant:

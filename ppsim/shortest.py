@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from . import fuzz, small
 from .cases import Case
-from .shrink import alternatives, length
+from .shrink import alternatives, length, witnesses
 from .strategies import Switch, Switches
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def _fails(found: Finding, total: int, switches: int, end: float) -> bool:
             if time.process_time() > end:
                 raise _OutOfTime
             failure = fuzz.execute(case, Switches(schedule)).failure
-            if failure is not None and failure.name == found.failure.name:
+            alike = failure is not None and failure.name == found.failure.name
+            if alike and witnesses(case, Switches(schedule)):
                 return True
     return False
 

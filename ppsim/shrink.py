@@ -2,7 +2,8 @@
 
 Greedy: the first smaller case that still fails alike is kept and tried on. A smaller
 case has other events, so it is tried under the switches found so far, under the base schedule, and
-then under drawn schedules. Of the switches the fewest are kept: none or one if any single one will do
+then under drawn schedules. Where a bug is planted, what fails without it too is not taken: it would
+witness something else. Of the switches the fewest are kept: none or one if any single one will do
 (all are tried), otherwise what delta debugging (Zeller, Hildebrandt, TSE 2002) leaves.
 
 The *length* of a shrunk failure is its statements and its switches.
@@ -16,7 +17,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import cases, fuzz, small
+from . import cases, fuzz, mutants, small
 from .cases import Case, Request
 from .failures import Failure
 from .programs import Block, For, If, Statement, size
@@ -168,6 +169,31 @@ def _blocks(block: Block) -> Iterator[Block]:
             yield (*before, *simpler, *after)
 
 
+def _without_two(case: Case) -> Iterator[Case]:
+    """The case without two of its statements; what a deleted loop or branch holds goes with it."""
+    for index, request in enumerate(case.requests):
+        for position, (name, block) in enumerate(request.blocks):
+            seen: set[Block] = set()
+            for one in _less(block):
+                for two in _less(one):
+                    if two and two not in seen:
+                        seen.add(two)
+                        blocks = list(request.blocks)
+                        blocks[position] = (name, two)
+                        yield _put(case, index, replace(request, blocks=tuple(blocks)))
+
+
+def _less(block: Block) -> Iterator[Block]:
+    """The block without one of its statements, however deep."""
+    for index, statement in enumerate(block):
+        before, after = block[:index], block[index + 1 :]
+        yield (*before, *after)
+        if isinstance(statement, If | For):
+            for body in _less(statement.body):
+                if body:
+                    yield (*before, replace(statement, body=body), *after)
+
+
 def _statements(statement: Statement) -> Iterator[Block]:
     if isinstance(statement, If | For):
         yield statement.body
@@ -221,6 +247,12 @@ def _renamed(block: Block, names: dict[str, str], labels: dict[str, str]) -> Blo
 # --- shrinking ------------------------------------------------------------------------------------
 
 
+def witnesses(case: Case, how: Strategy) -> bool:
+    """Whether a failing run is due to the bug that is planted, if one is: without it, it passes."""
+    with mutants.lifted() as any_planted:
+        return not any_planted or fuzz.execute(case, how).failure is None
+
+
 class _OutOfTries(Exception):
     pass
 
@@ -249,7 +281,7 @@ class _Shrinker:
                 raise _OutOfTries
             self.tries -= 1
             failure = fuzz.execute(case, how()).failure
-            if failure is not None and _wrong(failure) == self.wrong:
+            if failure is not None and _wrong(failure) == self.wrong and witnesses(case, how()):
                 _, found = fuzz.record(case, how())
                 assert found is not None
                 self.best = found
@@ -286,6 +318,11 @@ class _Shrinker:
                 for one in alternatives(case, [first]):
                     if self.fails(case, [first, one]):
                         return
+
+    def delete_pairs(self) -> bool:
+        """Where no single statement can go, two may; whether two did."""
+        case, switches = self.best.case, self.best.switches
+        return any(self.fails(less, switches, _DRAWN // 4) for less in _without_two(case))
 
     def start_small(self) -> None:
         """Deletions can end in a failure that is small for its kind only: try what is smaller still."""
@@ -327,7 +364,9 @@ def shrink(
         shrinker.shrink_case(0)
         shrinker.shrink_case(_DRAWN)
         shrinker.shrink_switches()
-        while shrinker.shrink_case(0) or shrinker.shrink_case(4 * _DRAWN):
+        while (
+            any(shrinker.shrink_case(drawn) for drawn in (0, 4 * _DRAWN)) or shrinker.delete_pairs()
+        ):
             shrinker.shrink_switches()
         shrinker.start_small()
         shrinker.fails(canonical(shrinker.best.case), shrinker.best.switches, _DRAWN)

@@ -1,10 +1,17 @@
 """Replay tokens: a case and its schedule in a few characters that replay by themselves.
 
-A token is the text of the case and of its switches, compressed against a dictionary of the phrases
-that such texts are made of, in the alphabet of URLs. It holds everything: no file, no seed and no
-generator are needed to replay it, and it stays good as the language grows.
+A token is the text of the case and of its switches, compressed, in the alphabet of URLs. It holds
+everything: no file, no seed and no generator are needed to replay it, and it stays good as the
+language grows.
 
-The first character is the dictionary's version. A dictionary never changes; another one is added.
+Compression is arithmetic coding (Witten, Neal, Cleary, Arithmetic Coding for Data Compression, CACM
+1987): a text is a number in an interval that each of its bits narrows by the bit's probability, and
+the token is the shortest number in what is left. The probability comes from how the bit went on before behind
+the same last 0 to 7 characters, the longer ones counting for more. To begin with, that is known from a
+dictionary: phrases that such texts are made of.
+
+The first character is the version: 1 for tokens that zlib compressed against the first dictionary.
+What a version means never changes; another one is added.
 """
 
 from __future__ import annotations
@@ -12,14 +19,16 @@ from __future__ import annotations
 import base64
 import re
 import zlib
+from collections.abc import Iterator
+from functools import cache
+from string import ascii_lowercase, ascii_uppercase, digits
 
 from . import cases
 from .cases import Case
 from .strategies.switches import Switch
 
 # Phrases in the spelling of `cases` and `strategies.switches`, with the names that shrinking gives.
-_DICTIONARIES = {
-    "1": """\
+_PHRASES = """\
  ignore_eos
 block A tap
 fault die 0 0 fault raise 1 0 A 1
@@ -77,17 +86,37 @@ request A tokens 2
 stages 2 columns 1 layers 1 shared 0 batching 0
 request A tokens 1
   a = read L0.out
-""",
-}
-_VERSION = "1"
+"""
+#: More of them, since the second version.
+_MORE = """\
+fault late 1 0 0 0
+fault stall 0 0 1 1 8
+fault abort A 3
+container rows 1
+container out 0
+request A tokens 1 eos 1
+request A tokens 1 n 2
+request A tokens 1 stop 1
+  c = call N a
+  if c
+    save x c
+  put rows 0 a
+  cache k in L0
+  a = param N.w
+  a = read S.out
+\0"""
+_VERSION = "2"
+_ALPHABET = ascii_uppercase + ascii_lowercase + digits + "-_"
+#: The longest context, in characters.
+_LONGEST = 7
+#: Bits of a probability.
+_PRECISION = 16
 
 
 def encode(case: Case, switches: tuple[Switch, ...] = ()) -> str:
     """The token of a case under a schedule."""
     text = cases.spell(case) + _short(" ".join(map(str, switches)))
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zdict=_DICTIONARIES[_VERSION].encode())
-    packed = packer.compress(text.encode()) + packer.flush()
-    return _VERSION + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return _VERSION + _pack(text.encode() + b"\0")
 
 
 def decode(token: str) -> tuple[Case, tuple[Switch, ...]]:
@@ -96,22 +125,119 @@ def decode(token: str) -> tuple[Case, tuple[Switch, ...]]:
     Raises:
         ValueError: it is not a token.
     """
-    version, body = token[:1], token[1:]
-    if not version or version not in _DICTIONARIES:
+    unpack = {"1": _inflate, "2": _unpack}.get(token[:1])
+    if unpack is None:
         raise ValueError(f"not a token: {token!r}")
-    unpacker = zlib.decompressobj(-15, zdict=_DICTIONARIES[version].encode())
     try:
-        packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        *lines, last = unpacker.decompress(packed).decode().split("\n")
-        case, switches = (
-            cases.parse("\n".join(lines)),
-            tuple(map(Switch.parse, _long(last).split())),
-        )
-    except (ValueError, zlib.error) as error:
+        *lines, last = unpack(token[1:]).decode().split("\n")
+        case = cases.parse("\n".join(lines))
+        switches = tuple(map(Switch.parse, _long(last).split()))
+    except (ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
         raise ValueError(f"not a token: {token!r}") from error
-    if not unpacker.eof or not case.requests:
+    # Every number means some text; a token is the number that its text is encoded as.
+    if not case.requests or (token[0] == _VERSION and encode(case, switches) != token):
         raise ValueError(f"not a whole token: {token!r}")
     return case, switches
+
+
+def _inflate(body: str) -> bytes:
+    """The text of a token of the first version."""
+    unpacker = zlib.decompressobj(-15, zdict=_PHRASES.encode())
+    text = unpacker.decompress(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    if not unpacker.eof:
+        raise ValueError("cut off")
+    return text
+
+
+# --- arithmetic coding ----------------------------------------------------------------------------
+
+
+class _Model:
+    """How likely the next bit is a one, from what has followed the same characters so far."""
+
+    def __init__(self, counts: dict[tuple[bytes, int], tuple[int, int]]) -> None:
+        # (The last characters, the next one's bits so far behind a leading one) -> zeros, ones.
+        self._counts = counts
+        self._behind = b"\n" * _LONGEST
+        self._bits = 1
+
+    def ones(self) -> int:
+        """The probability of a one, as a share of ``1 << _PRECISION``."""
+        ones, both = 1, 2
+        for length in range(_LONGEST + 1):
+            zero, one = self._counts.get(self._context(length), (0, 0))
+            ones += one << length + 1
+            both += zero + one << length + 1
+        whole = 1 << _PRECISION
+        return min(whole - 16, max(16, whole * ones // both))
+
+    def saw(self, bit: int) -> None:
+        """The next bit is this one."""
+        for length in range(_LONGEST + 1):
+            context = self._context(length)
+            found = list(self._counts.get(context, (0, 0)))
+            found[bit] += 1
+            # What went otherwise a while ago says less than what went so last.
+            found[1 - bit] = min(found[1 - bit], 1 + found[1 - bit] // 2)
+            self._counts[context] = found[0], found[1]
+        self._bits = self._bits << 1 | bit
+        if self._bits >= 256:
+            self._behind = (self._behind + bytes([self._bits & 255]))[-_LONGEST:]
+            self._bits = 1
+
+    def _context(self, length: int) -> tuple[bytes, int]:
+        return self._behind[_LONGEST - length :], self._bits
+
+
+@cache
+def _learnt() -> dict[tuple[bytes, int], tuple[int, int]]:
+    counts: dict[tuple[bytes, int], tuple[int, int]] = {}
+    model = _Model(counts)
+    for bit in _bits_of((_PHRASES + _MORE).encode()):
+        model.saw(bit)
+    return counts
+
+
+def _bits_of(text: bytes) -> Iterator[int]:
+    for byte in text:
+        yield from (byte >> place & 1 for place in range(7, -1, -1))
+
+
+def _pack(text: bytes) -> str:
+    model = _Model(dict(_learnt()))
+    low, width, precision = 0, 1, 0  # the interval, in units of 2 ** -precision
+    for bit in _bits_of(text):
+        part = width * model.ones()
+        low, width, precision = low << _PRECISION, width << _PRECISION, precision + _PRECISION
+        low, width = (low, part) if bit else (low + part, width - part)
+        model.saw(bit)
+    count = max(0, -(-(precision - width.bit_length() + 1) // 6))
+    number = -(-(low << 6 * count) >> precision)
+    return "".join(_ALPHABET[number >> 6 * place & 63] for place in range(count - 1, -1, -1))
+
+
+def _unpack(body: str) -> bytes:
+    model = _Model(dict(_learnt()))
+    above = 0  # how far the number lies above the interval's low end
+    for character in body:
+        above = above << 6 | _ALPHABET.index(character)
+    width, precision, text, bits = 1 << 6 * len(body), 0, bytearray(), 1
+    while not text.endswith(b"\0"):
+        part = width * model.ones()
+        above, width, precision = above << _PRECISION, width << _PRECISION, precision + _PRECISION
+        bit = int(above < part)
+        above, width = (above, part) if bit else (above - part, width - part)
+        if width.bit_length() < precision:
+            raise ValueError("cut off")
+        model.saw(bit)
+        bits = bits << 1 | bit
+        if bits >= 256:
+            text.append(bits & 255)
+            bits = 1
+    return bytes(text[:-1])
+
+
+# --- spelling -------------------------------------------------------------------------------------
 
 
 def _short(switches: str) -> str:

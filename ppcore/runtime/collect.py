@@ -129,7 +129,9 @@ def _parts(cache: Cache, place: Callable[[str], tuple[int, int] | None]) -> dict
             where = place(f"{path}.{side}")
             if where is not None:
                 index, per_turn = where
-                before[side] = index = index if per_turn else max(index, before[side])
+                # A module that stages share has the index of its first visit, which is behind.
+                before[side] = max(index, before[side])
+                index = index if per_turn else before[side]
                 values = [entry.inputs if side == "input" else entry.output for entry in entries]
                 parts[f"{path}.{side}"] = Part(index, per_turn, values)
     return parts

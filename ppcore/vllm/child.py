@@ -305,8 +305,8 @@ def close_engine(model: Any) -> None:
         model.close()
         return
     entrypoint = getattr(model, "vllm_entrypoint", None)
-    if entrypoint is not None:
-        entrypoint.llm_engine.engine_core.shutdown()
+    if entrypoint is not None:  # which is the engine itself with mode="async"
+        getattr(entrypoint, "llm_engine", entrypoint).engine_core.shutdown()
 
 
 def main(read_fd: int, write_fd: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace) -> Answer:
         print("survivors:", ", ".join(survivors))
     summary: dict[str, Any] = {
         "killed": killed, "total": len(answers), "survivors": survivors, "hunts": answers,
+        "executions": _executions(answers),
     }  # fmt: skip
     if options.rates:
         summary["rates"] = _rates(answers)
@@ -121,6 +123,22 @@ def _one(
             "shortest": least.length, "exhausted": least.exhausted, "fails_only_with_it": sound,
         }  # fmt: skip
     return answer
+
+
+def _executions(answers: list[dict[str, Any]]) -> dict[str, float]:
+    """How many executions it takes to find what is found."""
+    counts = sorted(answer["executions"] for answer in answers if answer["killed"])
+    if not counts:
+        return {}
+    found = {
+        "median": statistics.median(counts), "p90": counts[math.ceil(0.9 * len(counts)) - 1],
+        "max": counts[-1],
+    }  # fmt: skip
+    print(
+        f"found after {found['median']:.0f} executions in the median, after at most {found['p90']} "
+        f"in nine of ten hunts, after {found['max']} at the latest"
+    )
+    return found
 
 
 def _rates(answers: list[dict[str, Any]]) -> dict[str, Any]:

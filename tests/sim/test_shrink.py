@@ -18,6 +18,51 @@ def shrunk(name: str) -> tuple[fuzz.Finding, fuzz.Finding]:
     return whole, shrink.shrink(whole)
 
 
+#: What nothing is said of, by the page on the simulator: it fails without any bug planted.
+LIMITS = (
+    "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n  a = read L1.out\n"
+    "  b = call E a\n  c = read samples\n  blend c b\n",
+    "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\nblock A tap\n  cache x\n"
+    "fault abort A 0\n",
+)
+
+
+@pytest.mark.parametrize("text", LIMITS)
+def test_what_fails_without_the_bug_is_no_witness_of_it(text: str) -> None:
+    case = cases.parse(text)
+    assert fuzz.execute(case, Switches()).failure is not None
+    assert shrink.witnesses(case, Switches()), "no bug is planted: what fails is what was found"
+    with mutants.planted(mutants.named("done-not-said")):
+        assert fuzz.execute(case, Switches()).failure is not None
+        assert not shrink.witnesses(case, Switches())
+
+
+def test_shrinking_does_not_slip_to_what_fails_without_the_bug() -> None:
+    limit, kept = cases.parse(LIMITS[0]), LIMITS[0] + "  save x c\n"
+    kept = kept.replace("  blend", "  c = derive c 1\n  blend")  # an edit that is no limit
+    with mutants.planted(mutants.named("merge-prefers-the-lazy")):
+        _, found = fuzz.record(cases.parse(kept), Switches())
+        assert found is not None
+        shrinker = shrink._Shrinker(found, 100, None)
+        failure = fuzz.execute(limit, Switches()).failure
+        assert failure is not None and failure.name == found.failure.name, "it fails alike"
+        assert not shrinker.fails(limit, (), 4)
+        assert shrinker.best is found
+
+
+def test_two_statements_go_together_where_neither_goes_alone() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n  a = read L0.out\n"
+        "  if a\n    b = read L1.in\n    save x b\n"
+    )
+    texts = [cases.spell(less).split("tokens 1\n")[1] for less in shrink._without_two(case)]
+    assert sorted(texts) == [
+        "  a = read L0.out\n",  # the branch, and what is left of its body
+        "  if a\n    b = read L1.in\n",
+        "  if a\n    save x b\n",
+    ]
+
+
 @pytest.mark.parametrize(
     "name", ["done-not-said", "never-waits", "no-gate", "published-after-it-was-asked-for"]
 )
@@ -127,7 +172,32 @@ def test_tokens_of_the_first_dictionary_stay_good() -> None:
     assert switches == (Switch("f1.0", 0, "l0.0<1"),)
 
 
-@pytest.mark.parametrize("text", ["", "1", "9abc", "1%%%", "1AAAA", "no such file.case"])
+def test_tokens_of_this_version_stay_good() -> None:
+    case = cases.parse(
+        "stages 3 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 2\n  for :\n"
+        "    a = read L1.out\n    if a\n      save x a\nfault stall 0 0 2 1 40\n"
+    )
+    switches = (Switch("f0.0", 6, "l1.0<2"), Switch("engine", 3, "f1.1"))
+    token = "2ASoA57q5Wl2kYQorPbZ_tQPLHV27yczajoqgkE"
+    assert tokens.encode(case, switches) == token
+    assert tokens.decode(token) == (case, switches)
+
+
+WRONG = [
+    "",
+    "1",
+    "9abc",
+    "1%%%",
+    "1AAAA",
+    "2",
+    "2%",
+    "2AAAA",
+    "2no-such_token",
+    "no such file.case",
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_token_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         tokens.decode(text)

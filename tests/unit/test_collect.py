@@ -199,9 +199,18 @@ def test_caches_of_all_stages_are_merged_in_the_models_order() -> None:
 
 def test_a_module_that_no_schedule_knows_stays_where_it_was_recorded() -> None:
     zero = cache(**{"m.0": ["a"], "m.unknown.a": ["x"], "m.1": ["b"]})
-    one = cache(**{"m.unknown.b": ["y"], "m.2": ["c"], "m.unknown.c": ["z"], "m.3": ["d"]})
+    one = cache(
+        **{
+            "m.unknown.b": ["y"],
+            "m.2": ["c"],
+            "m.3": ["d"],
+            "m.0": ["a"],  # shared by the stages
+            "m.unknown.c": ["z"],
+            "m.4": ["e"],
+        }
+    )
     found = of(home({"cache": zero}, {"cache": one})["cache"])
-    assert "".join(values[0] for values in found.values()) == "axbyczd"
+    assert "".join(values[0] for values in found.values()) == "axbycdze"
 
 
 def test_a_module_that_both_stages_visit_has_the_visits_of_each_turn_together() -> None:
