@@ -158,6 +158,8 @@ class _Worker:
     finished: bool = False
     # When the last collective call can be had; a later one comes after it.
     called: Available | None = None
+    # The call that this rank has named and not given to its home yet.
+    ungiven: int | None = None
     # Access -> the location it touched, for comparing with what peers ask for.
     touched: dict[int, str] = field(default_factory=dict)
 
@@ -391,6 +393,7 @@ class Core:
         if collective:
             return Calling(key, computes, computes, self._due(worker, computes, after))
         if caller == self.stage != computes:
+            state.ungiven = key.access
             return Calling(key, caller, computes, ALWAYS)
         return Calling(key, caller, computes, Available(turn, caller))
 
@@ -564,6 +567,7 @@ class Core:
             of: results of calls that this rank has given to the same home, and can still force: they
                 are arguments too, and need not cross.
         """
+        self._worker(key.worker).ungiven = None
         effects = self._send(home, Call(key, path, call, of), token)
         return effects + self._publish(key, path, GIVEN, 0, {home})
 
@@ -723,7 +727,9 @@ class Core:
     def fail(self, worker: Worker, error: str) -> list[Effect]:
         """The worker raised here: it ends on every rank with that error."""
         state = self._worker(worker)
-        message = Failed(worker, state.next_access, error)
+        # In the middle of a call: whoever waits for its result waits in vain.
+        access = state.next_access if state.ungiven is None else state.ungiven
+        message = Failed(worker, access, error)
         return [*self._send_all(message), *self.finish(worker)]
 
     def peer_died(self, peer: int, why: str) -> list[Effect]:

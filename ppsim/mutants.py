@@ -107,7 +107,9 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("reply-by-order", "take", "return [Landed(message.number, token)]",
           "return [Landed(min([message.number, *self._asked]), token)]"),
     _core("numbers-start-again", "pull", "self._numbers += 1", "self._numbers = 1"),
-    _core("failure-counts-from-the-first-access", "fail", "state.next_access", "0"),
+    _core("failure-counts-from-the-first-access", "fail",
+          "Failed(worker, access, error)", "Failed(worker, 0, error)"),
+    _core("failure-in-a-call-counts-as-after-it", "fail", "state.ungiven is None", "True"),
     _core("refuses-what-another-worker-is-asked-for", "finish",
           "if key.worker == worker", "if key.worker.request == worker.request"),
     # --- places
