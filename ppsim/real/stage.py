@@ -277,6 +277,8 @@ class Stage(Rank):
 
     link: Link
     faults: dict[str, int]
+    #: Whether modules run on the forward's thread only, as where columns gather inside of them.
+    collective = False
 
     def __init__(self, root: Any, stage: int, stages: int, gather: Callable[[Any], list]) -> None:
         super().__init__(root)
@@ -290,7 +292,6 @@ class Stage(Rank):
         recordings = self._record()
         exchange.learn(whole, recordings, gather)
         self.known = Known(whole, [visit for found in recordings for visit in found.visits])
-        self.calls = Calls(self.interleaver, dict(stubs.modules(root, ROOT)))
         self._ready()
 
     def _record(self) -> list[Recording]:
@@ -316,9 +317,11 @@ class Stage(Rank):
         return recordings
 
     def core(self) -> Core:
-        """A protocol state for this stage."""
+        """A protocol state for this stage; what its calls knew of one before is gone."""
         whole = self.known.whole
         assert whole.schedule is not None
+        paths = dict(stubs.modules(self.root, ROOT))
+        self.calls = Calls(self.interleaver, paths, collective=self.collective)
         return Core(self.stage, whole.schedule, whole.homes)
 
     def connect(self, link: Link, faults: Mapping[str, int] | None = None) -> None:

@@ -264,7 +264,7 @@ def test_an_edit_after_a_collective_call_that_the_forward_did_not_wait_for_is_an
     stages = execute.column(execute.shape(case))
     with pytest.MonkeyPatch.context() as patched:
         for stage in stages:
-            patched.setattr(stage.calls, "collective", True)
+            patched.setattr(stage, "collective", True)
         done = execute.execute(case, RandomWalk(1))
     error = done.outcomes["A"].error
     assert error is not None
@@ -279,7 +279,7 @@ def test_a_collective_call_without_an_edit_of_the_visit_that_is_over_is_none(lat
     case = cases.parse(STEERS.replace("  edit h 5\n", late))
     with pytest.MonkeyPatch.context() as patched:
         for stage in execute.column(execute.shape(case)):
-            patched.setattr(stage.calls, "collective", True)
+            patched.setattr(stage, "collective", True)
         assert execute.execute(case, RandomWalk(1)).failure is None
 
 

@@ -20,7 +20,7 @@ def shrunk(name: str) -> tuple[fuzz.Finding, fuzz.Finding]:
 
 #: What nothing is said of, by the page on the simulator: it fails without any bug planted.
 LIMITS = (
-    "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n  a = read L1.out\n"
+    "stages 2 columns 2 layers 1 shared 0 batching 0\nrequest A tokens 1\n  a = read L1.out\n"
     "  b = call E a\n  c = read samples\n  blend c b\n",
     "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\nblock A tap\n  cache x\n"
     "fault abort A 0\n",

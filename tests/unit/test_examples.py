@@ -42,6 +42,9 @@ SHORTER = {
     "python -m fuzz --executors reference,sim,real,gloo --minutes 10": (
         "python -m fuzz --executors reference,sim --minutes 0.01"
     ),
+    "python -m nox -s fuzz -- --executors all --minutes 20": (
+        "python -m fuzz --executors reference,real --minutes 0.01"
+    ),
 }
 
 #: Command -> a file that runs it, and the words with which. Here it would install gigabytes, or start
@@ -60,6 +63,11 @@ ELSEWHERE = {
     "pip uninstall -y torchvision torchaudio torchcodec": (
         "noxfile.py",
         'env.pip("uninstall", "--yes", *TRAPS)',
+    ),
+    # With a pretended engine; on real ones it is the session itself.
+    "python -m nox -s fuzz -- --executors vllm --layouts pp3,tp2pp2 --minutes 10": (
+        "tests/harness/test_engine_programs.py",
+        'executors.started(["vllm"], ["pp2"])',
     ),
     "ppcore doctor --ranks 2": ("tests/engine/test_examples.py", '"doctor", "--ranks", "2"'),
 }
