@@ -12,12 +12,13 @@ does not outlive one, are differences; the engine is started again.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from ppcore.vllm.child import EngineError, EngineProcess
 from ppsim.cases import Case
-from ppsim.programs import Block, Cache, For, If
+from ppsim.programs import Blend, Block, Cache, Edit, For, If, Read, Statement
 from ppsim.real import translate
 from ppsim.real.outcome import Outcome, difference, outcome_of
 
@@ -134,11 +135,13 @@ class Engine:
 def fits(case: Case) -> bool:
     """Whether a case means something on an engine.
 
-    A Llama has no module that every stage visits once. And an engine of one stage dies of a cache of the
-    inputs of all modules: the logits processor is called with a module, which cannot be pickled.
+    A Llama has no module that every stage visits once. And an engine of one stage dies of two things: of a
+    cache of the inputs of all modules, since the logits processor is called with a module, which cannot be
+    pickled; and of an edit in place after the result, which its collect makes outside of inference mode.
     """
     bodies = [body for request in case.requests for _, body in request.blocks]
-    return not case.shared and not any(map(_keeps_all_inputs, bodies))
+    dies = any(_keeps_all_inputs(body) or _edits_after_the_result(body) for body in bodies)
+    return not case.shared and not dies
 
 
 def _keeps_all_inputs(body: Block) -> bool:
@@ -147,6 +150,21 @@ def _keeps_all_inputs(body: Block) -> bool:
         or (isinstance(s, If | For) and _keeps_all_inputs(s.body))
         for s in body
     )
+
+
+def _edits_after_the_result(body: Block) -> bool:
+    flat = list(_flat(body))
+    first = next(
+        (i for i, s in enumerate(flat) if isinstance(s, Read) and s.location == "result"), None
+    )
+    return first is not None and any(isinstance(s, Edit | Blend) for s in flat[first:])
+
+
+def _flat(body: Block) -> Iterator[Statement]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, If | For):
+            yield from _flat(statement.body)
 
 
 def numbers(layout: str) -> tuple[int, int]:

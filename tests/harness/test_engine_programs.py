@@ -72,6 +72,17 @@ def test_what_one_stage_dies_of_and_what_a_llama_has_not_do_not_fit() -> None:
     assert [engines.fits(case) for case in (whole, some, shared)] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    "edit, fits", [("edit a 2", False), ("blend a a", False), ("save x a", True)]
+)
+def test_an_edit_after_the_result_is_left_out(edit: str, fits: bool) -> None:
+    text = (
+        "stages 2 columns 1 layers 1 shared 0\nrequest A tokens 1\n  a = read L0.in\n  edit a 3\n"
+    )
+    text += f"  r = read result\n  if a\n    {edit}\n"
+    assert engines.fits(cases.parse(text)) is fits
+
+
 class Pretended:
     """An engine's process that answers at once: with the number of stages, if it is odd."""
 
