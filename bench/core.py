@@ -38,20 +38,20 @@ def _microseconds(stage: int, schedule: Schedule, locations: list[str]) -> float
     least = float("inf")
     for _ in range(REPETITIONS):
         core = Core(stage, schedule, {})
-        took = 0.0
+        took, made = 0.0, 0
         for turn in range(TURNS):
             core.open_round([_WORKER.request])
             if not turn:
                 core.start(_WORKER)
             begun = time.process_time()
-            for location in locations:
+            for done, location in enumerate(locations, 1):
                 decision = core.access(_WORKER, location, core.wanted(_WORKER, location))
                 if decision.verdict is Verdict.LOCAL:
                     core.served(_WORKER, decision.place)
                 elif decision.verdict is Verdict.GATE:
                     break  # a later stage's value: the worker is parked until the next turn
             took += time.process_time() - begun
-        made = core.call(_WORKER, "", frozenset())[0].access
+            made += done
         least = min(least, 1e6 * took / made)
     return least
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import plot, traces
+from bench import core, plot, traces
 from bench.workloads import WORKLOADS
 
 
@@ -49,3 +49,12 @@ def test_the_picture_shows_every_series(tmp_path):
     path = tmp_path / "overheads.svg"
     plot.draw(traces.summary(found, None)["cells"], path)
     assert path.read_text().startswith("<?xml")
+
+
+def test_an_access_is_measured_on_each_stage(monkeypatch):
+    monkeypatch.setattr(core, "STAGES", (2, 4))
+    found = core.run()
+    assert [(c["stages"], c["stage"]) for c in found["cells"]] == [
+        (2, 0), (2, 1), (4, 0), (4, 2), (4, 3),
+    ]  # fmt: skip
+    assert min(c["us"] for c in found["cells"]) > 0
