@@ -15,7 +15,7 @@ from typing import Any
 
 import nnsight
 
-from ppcore.vllm.traces.perform import crossed, status
+from ppcore.vllm.traces.perform import measured
 
 from . import MODEL, PROMPT
 
@@ -124,7 +124,5 @@ def once(model: Any, name: str) -> tuple[float, float]:
 
 def crossing(model: Any, name: str) -> tuple[int, int]:
     """Values and bytes that cross between stages in one run of a workload."""
-    before = crossed(status(model))
-    WORKLOADS[name].traced(model)
-    after = crossed(status(model))
-    return after[0] - before[0], after[1] - before[1]
+    found = measured(model, WORKLOADS[name].traced)
+    return found.pulls, found.pulled_bytes

@@ -12,13 +12,12 @@ does not outlive one, are differences; the engine is started again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from ppcore.vllm.child import EngineError, EngineProcess
 from ppsim.cases import Case
-from ppsim.programs import Blend, Block, Cache, Edit, For, If, Read, Statement
+from ppsim.programs import Blend, Block, Cache, Edit, Read, walk
 from ppsim.real import translate
 from ppsim.real.outcome import Outcome, difference, outcome_of
 
@@ -145,26 +144,13 @@ def fits(case: Case) -> bool:
 
 
 def _keeps_all_inputs(body: Block) -> bool:
-    return any(
-        (isinstance(s, Cache) and s.inputs and not s.paths)
-        or (isinstance(s, If | For) and _keeps_all_inputs(s.body))
-        for s in body
-    )
+    return any(isinstance(s, Cache) and s.inputs and not s.paths for s in walk(body))
 
 
 def _edits_after_the_result(body: Block) -> bool:
-    flat = list(_flat(body))
-    first = next(
-        (i for i, s in enumerate(flat) if isinstance(s, Read) and s.location == "result"), None
-    )
-    return first is not None and any(isinstance(s, Edit | Blend) for s in flat[first:])
-
-
-def _flat(body: Block) -> Iterator[Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, If | For):
-            yield from _flat(statement.body)
+    rest = walk(body)
+    found = any(isinstance(s, Read) and s.location == "result" for s in rest)
+    return found and any(isinstance(s, Edit | Blend) for s in rest)
 
 
 def numbers(layout: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ppcore.vllm.traces.perform import at_rest, status
 from ppsim.real.exact import PRIME
+from ppsim.real.translate import write_samples
 
 #: Of the engine's model. Every number below `PRIME` is a token.
 LAYERS, HIDDEN, VOCABULARY = 8, 64, 1024
@@ -53,7 +54,7 @@ class LlamaTarget:
 
     def write(self, location: str, value: str) -> str:
         if location == "samples":
-            return f"model.samples = ({value}.sum(-1, keepdim=True) % {PRIME}).to(torch.int32)"
+            return write_samples(value)
         if location == "logits":
             return f"model.logits = {_fit(value, VOCABULARY)}"
         path, _, side = location.rpartition(".")
@@ -72,8 +73,7 @@ class LlamaTarget:
     def call(self, path: str, value: str) -> str:
         if path == "E":
             return f"{self.module(path)}(({value}.float().sum(-1) % {PRIME}).long())"
-        called = f"{self.module(path)}({_fit(value, HIDDEN)})"
-        return called
+        return f"{self.module(path)}({_fit(value, HIDDEN)})"
 
     def weight(self, path: str) -> str:
         if path == "E":  # its own is split between columns

@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from .cases import Case, Fault, Request, visits
 from .programs import (
@@ -41,6 +40,7 @@ from .programs import (
     Stop,
     Write,
     size,
+    walk,
 )
 
 #: How many of the cases are small.
@@ -478,10 +478,4 @@ def _faults(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iter
 def _keeps(request: Request) -> bool:
     """Whether the request's blocks may leave something, saves or an error."""
     kinds = Save | Append | Put | Cache | Stop | Raise
-    return any(_any(block, kinds) for _, block in request.blocks)
-
-
-def _any(block: Block, kinds: Any) -> bool:
-    return any(
-        isinstance(s, kinds) or (isinstance(s, If | For) and _any(s.body, kinds)) for s in block
-    )
+    return any(isinstance(s, kinds) for _, block in request.blocks for s in walk(block))

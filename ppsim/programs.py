@@ -281,6 +281,14 @@ def _simple(words: list[str], line: str) -> Statement:
     raise ValueError(f"not a statement: {line!r}")
 
 
+def walk(block: Sequence[Statement]) -> Iterator[Statement]:
+    """Every statement of a block, bodies included, in the order of its text."""
+    for statement in block:
+        yield statement
+        if isinstance(statement, If | For):
+            yield from walk(statement.body)
+
+
 def size(block: Sequence[Statement]) -> int:
     """How many statements a block has, bodies included."""
-    return sum(1 + (size(s.body) if isinstance(s, If | For) else 0) for s in block)
+    return sum(1 for _ in walk(block))

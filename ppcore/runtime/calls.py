@@ -206,7 +206,7 @@ class Calls:
             "kwargs": {name: self._spell(arg, given) for name, arg in kwargs.items()},
         }
         if torch.is_autocast_enabled(self._device.type):
-            found["autocast"] = _name(torch.get_autocast_dtype(self._device.type))
+            found["autocast"] = codec.dtype_name(torch.get_autocast_dtype(self._device.type))
         return json.dumps(found, separators=(",", ":"))
 
     @property
@@ -223,7 +223,7 @@ class Calls:
         if isinstance(value, torch.Tensor):
             if given is not None:
                 given.tensors.append(value)
-            return {"shape": list(value.shape), "dtype": _name(value.dtype)}
+            return {"shape": list(value.shape), "dtype": codec.dtype_name(value.dtype)}
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
         if isinstance(value, (tuple, list)):
@@ -333,13 +333,9 @@ def _bases(args: tuple, kwargs: dict) -> list[lazy.Node]:
     return list(found.values())
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _write(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return {"shape": list(value.shape), "dtype": _name(value.dtype)}
+        return {"shape": list(value.shape), "dtype": codec.dtype_name(value.dtype)}
     if isinstance(value, (tuple, list)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_write(item) for item in value]}

@@ -24,7 +24,14 @@ _DTYPES = [
     ).split()
     if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 ]
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What torch calls a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+_NAMES = {dtype: dtype_name(dtype) for dtype in _DTYPES}
 _BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
 _U32 = struct.Struct("<I")

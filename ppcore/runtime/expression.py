@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import ops
+from .codec import dtype_name
 
 if TYPE_CHECKING:
     from .lazy import Base, Node
@@ -123,7 +124,7 @@ class _Spelling:
         if value is Ellipsis:
             return {"e": 1}
         if isinstance(value, torch.dtype):
-            return {"d": str(value).removeprefix("torch.")}
+            return {"d": dtype_name(value)}
         if isinstance(value, (tuple, torch.Size)):
             return {"t": [self._encode(part) for part in value]}
         if isinstance(value, list):

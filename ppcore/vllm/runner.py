@@ -35,7 +35,7 @@ from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_
 from ..runtime.transport import connect
 from ..runtime.watchdog import Watchdog
 from .envoys import StagedFragments, staged_envoys
-from .forward_thread import ForwardThread, forward_thread, here
+from .forward_thread import ForwardThread, forward_thread
 from .model import CONFIG_KEY, VLLM
 from .requests import PPRequests
 from .timeline import Part
@@ -55,14 +55,10 @@ class PipelineRunner:
     """Mixed in front of nnsight's model runner on an engine with more than one stage."""
 
     #: Runs a function where this rank's blocks run; of another thread no greenlet can be resumed.
-    on_forward_thread: ForwardThread = staticmethod(here)
-    #: Whether a step of an earlier stage is over with its forward. Ray's executor samples on the last
-    #: stage only, where vLLM's others tell every stage.
-    _ends_here = False
+    on_forward_thread: ForwardThread
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self.on_forward_thread = forward_thread(self.parallel_config, self.device)
-        self._ends_here = self.parallel_config.use_ray
         # Past nnsight's own load_model, which builds the tree this method builds.
         self._load_engine_model(*args, **kwargs)
         settings = self.vllm_config.additional_config.get(CONFIG_KEY, {})
@@ -158,7 +154,8 @@ class PipelineRunner:
     def _execute(self, *args: Any, **kwargs: Any) -> Any:
         watch_saves()  # on the thread that the workers run on
         output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
-        if self._ends_here and isinstance(output, IntermediateTensors):
+        if self.parallel_config.use_ray and isinstance(output, IntermediateTensors):
+            # Ray's executor samples on the last stage only, where vLLM's others tell every stage.
             self._sample_tokens(None)
         return output
 

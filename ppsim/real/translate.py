@@ -36,6 +36,7 @@ from ppsim.programs import (
     Statement,
     Stop,
     Write,
+    walk,
 )
 
 from .exact import HIDDEN, PRIME
@@ -61,6 +62,11 @@ class Target(Protocol):
 
     def module(self, path: str) -> str:
         """The expression for a module."""
+
+
+def write_samples(value: str) -> str:
+    """The statement that replaces the sampled tokens, the same for every model."""
+    return f"model.samples = ({value}.sum(-1, keepdim=True) % {PRIME}).to(torch.int32)"
 
 
 class ExactTarget:
@@ -91,7 +97,7 @@ class ExactTarget:
 
     def write(self, location: str, value: str) -> str:
         if location == "samples":
-            return f"model.samples = ({value}.sum(-1, keepdim=True) % {PRIME}).to(torch.int32)"
+            return write_samples(value)
         if location == "logits":
             return f"model.logits = {self._rows(value, 'model.logits', one_row=True)}"
         path, _, side = location.rpartition(".")
@@ -299,7 +305,7 @@ def shared_edits(case: Case) -> bool:
     known difference (see `docs/simulator.md`).
     """
     for request in case.requests:
-        bodies = [list(_all(body)) for _, body in request.blocks]
+        bodies = [list(walk(body)) for _, body in request.blocks]
         held = [_held(body) for body in bodies]
         for number, body in enumerate(bodies):
             reads = {s.location for s in body if isinstance(s, Read)}
@@ -314,13 +320,6 @@ def _held(statements: Sequence[Statement]) -> set[str]:
     asking = [s for s in statements if isinstance(s, Read | Write | Skip)]
     last = None if any(isinstance(s, For) for s in statements) else -1
     return {s.location for s in asking[:last] if isinstance(s, Read)}
-
-
-def _all(statements: Sequence[Statement]) -> Iterator[Statement]:
-    for statement in statements:
-        yield statement
-        if isinstance(statement, If | For):
-            yield from _all(statement.body)
 
 
 def _open_ended(statement: If | For) -> bool:

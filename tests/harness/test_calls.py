@@ -33,27 +33,19 @@ def test_an_edit_depends_on_what_the_last_stage_would_say(both: Any, layer: int)
     assert len(both(run)[1]) >= 1
 
 
-def test_what_a_later_module_makes_of_a_value_replaces_it(both: Any) -> None:
+@pytest.mark.parametrize(
+    "written, module", [((EARLY,), LATE), ((MIDDLE, LATE), EARLY)], ids=["later", "earlier"]
+)
+def test_what_a_module_of_another_stage_makes_of_a_value_replaces_it(
+    both: Any, written: tuple[int, ...], module: int
+) -> None:
     def run(model: Any) -> Any:
         with model.trace(PROMPT, max_tokens=2) as tracer:
             kept = list().save()
             for step in tracer.iter[:]:
-                h = model.model.layers[EARLY].mlp.output
-                model.model.layers[EARLY].mlp.output = model.model.layers[LATE].mlp(h)
-                kept.append(model.logits)
-        return kept
-
-    both(run)
-
-
-def test_what_an_earlier_module_makes_of_a_value_replaces_it(both: Any) -> None:
-    def run(model: Any) -> Any:
-        with model.trace(PROMPT, max_tokens=2) as tracer:
-            kept = list().save()
-            for step in tracer.iter[:]:
-                for layer in (MIDDLE, LATE):
+                for layer in written:
                     h = model.model.layers[layer].mlp.output
-                    model.model.layers[layer].mlp.output = model.model.layers[EARLY].mlp(h)
+                    model.model.layers[layer].mlp.output = model.model.layers[module].mlp(h)
                 kept.append(model.logits)
         return kept
 
