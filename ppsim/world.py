@@ -12,12 +12,13 @@ A run ends when no task can move. If that is before every request was answered, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
 from ppcore.core import Core
 from ppcore.messages import Message, Never, Probe, Pull, Reply, spell
+from ppcore.schedule import Schedule
 
 from . import cases, faults
 from .cases import Case
@@ -106,8 +107,7 @@ class World:
         self.ranks: dict[tuple[int, int], Rank] = {}
         for column in range(case.columns):
             for stage in range(case.stages):
-                core = Core(stage, plan, homes)
-                self.ranks[stage, column] = Rank(self, case, core, stage, column)
+                self.ranks[stage, column] = self._rank(stage, column, plan, homes)
         self.channels: dict[tuple[int, int, int], deque[tuple[Message | None, int | None]]] = {}
         self.engine = Engine(self, case.batching)
         self.tasks: list[Task] = []
@@ -127,6 +127,11 @@ class World:
         for fault in case.faults:
             if fault.kind != "raise":
                 self._task(faults.task(fault), faults.strike(self, fault))
+
+    def _rank(
+        self, stage: int, column: int, plan: Schedule, homes: Mapping[str, Iterable[int]]
+    ) -> Rank:
+        return Rank(self, self.case, Core(stage, plan, homes), stage, column)
 
     def rank(self, stage: int, column: int) -> Rank:
         """The rank at (stage, column)."""
