@@ -1,32 +1,66 @@
-"""``python -m bench [core | untraced | pulls | traces] [--json FILE]``: run one benchmark, or all of them.
+"""``python -m bench [core | accesses | untraced | pulls | traces] [--json FILE]``: run one, or all of them.
 
-All results are ratios within one run. With all, the pulls come before the traces, since a round trip over the
-direct transport bounds what a step of some traces may cost.
+All results are ratios within one run. The pulls come before the traces, since a round trip over the direct
+transport bounds what a step of some traces may cost. ``--page FILE`` measures nothing: it makes the
+measured part of `docs/performance.md` anew from such a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+
+
+def stamped(part: dict[str, Any]) -> dict[str, Any]:
+    """A benchmark's results with the day and the machine."""
+    return part | {"date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
+
+
+def keep(path: Path | None, result: dict[str, Any]) -> None:
+    """Write the results, if they are to be written."""
+    if path is not None:
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["core", "untraced", "pulls", "traces"])
-    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument(
+        "what", nargs="?", choices=["core", "accesses", "untraced", "pulls", "traces"]
+    )
+    parser.add_argument(
+        "--json", type=Path, help="also put the results here, beside those of other benchmarks"
+    )
+    parser.add_argument("--page", type=Path, help="make the page from this file, measure nothing")
     parser.add_argument("--pairs", type=int, default=15, help="pairs of runs, or repetitions")
     parser.add_argument("--tokens", type=int, default=64, help="untraced: tokens of each run")
     parser.add_argument("--plot", type=Path, help="traces: measure series, and draw them here")
     parser.add_argument("--only", nargs="+", default=(), help="traces: the names of some")
     args = parser.parse_args()
+    if args.page is not None:
+        from . import page
+
+        page.fill(PAGE, json.loads(args.page.read_text()))
+        return
+    before: dict[str, Any] = {}
+    if args.json is not None and args.json.exists():
+        before = json.loads(args.json.read_text())
     result: dict[str, Any] = {}
     if args.what in (None, "core"):
         from . import core
 
         result["core"] = core.run()
         print(core.table(result["core"]))
+    if args.what in (None, "accesses"):
+        from . import accesses
+
+        result["accesses"] = accesses.run()
+        print(accesses.table(result["accesses"]))
     if args.what in (None, "untraced"):
         from . import untraced
 
@@ -45,16 +79,24 @@ def main() -> None:
         from . import plot, traces, workloads
 
         names = list(workloads.WORKLOADS) if args.plot else args.only
-        cells = result.get("pulls", {}).get("cells", ())
+        cells = (before | result).get("pulls", {}).get("cells", ())
         small = [c["median_us"] / 1e3 for c in cells if (c["way"], c["bytes"]) == ("direct", 16)]
+
+        def so_far(found: dict[str, Any]) -> None:
+            print(f"{found['cells'][-1]['name']}: measured", flush=True)
+            keep(args.json, before | result | {"traces": stamped(found)})
+
         result["traces"] = traces.run(
-            repetitions=args.pairs, names=names, round_trip_ms=small[0] if small else None
+            repetitions=args.pairs,
+            names=names,
+            round_trip_ms=small[0] if small else None,
+            so_far=so_far,
         )
         print(traces.table(result["traces"]))
         if args.plot:
             plot.draw(result["traces"]["cells"], args.plot)
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1))
+    result = {name: stamped(part) for name, part in result.items()}
+    keep(args.json, before | result)
     print(json.dumps(result))
 
 

@@ -20,7 +20,7 @@ from . import MODEL, workloads
 
 STAGES = (1, 2)
 ENGINE: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "disable_log_stats": True}
-_WARM_UP = 2
+_WARM_UP, _CALLS = 2, 30
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,11 @@ BOUNDS: list[tuple[str, str, Callable[[Measured], float], float | None]] = [
 
 
 def run(
-    *, repetitions: int = 15, names: Sequence[str] = (), round_trip_ms: float | None = None
+    *,
+    repetitions: int = 15,
+    names: Sequence[str] = (),
+    round_trip_ms: float | None = None,
+    so_far: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Measure; the result is plain data.
 
@@ -72,10 +76,12 @@ def run(
         names: of `workloads.WORKLOADS`; those that have a bound by default.
         round_trip_ms: of a small pull over the direct transport, which bounds a step of the logits;
             without it these are shown and not judged.
+        so_far: told of the result after each workload: all of them take many minutes.
 
     Returns:
         ``cells``, one for each workload and number of stages, in milliseconds; ``bounds``, each with
-        what was found; ``load``: the machine's load average before.
+        what was found; ``call_ms``: of a call of all ranks that does nothing, for each number of
+        stages; ``load``: the machine's load average before.
     """
     from ppcore.vllm.checkpoints import random_llama
 
@@ -90,11 +96,21 @@ def run(
         }
         for engine in engines.values():
             engine.wait_ready()
-        found = {
-            name: _measure(engines, name, repetitions)
-            for name in names or [name for name, *_ in BOUNDS]
+        found: dict[str, Measured] = {}
+        about = {
+            "repetitions": repetitions,
+            "load": load,
+            "call_ms": {str(stages): _call_ms(engine) for stages, engine in engines.items()},
         }
-    return summary(found, round_trip_ms) | {"repetitions": repetitions, "load": load}
+        for name in names or [name for name, *_ in BOUNDS]:
+            found[name] = _measure(engines, name, repetitions)
+            so_far(summary(found, round_trip_ms) | about)
+    return summary(found, round_trip_ms) | about
+
+
+def _call_ms(engine: EngineProcess) -> float:
+    took = [engine.call(workloads.call) for _ in range(_CALLS)]
+    return round(1e3 * statistics.median(took), 3)
 
 
 def summary(found: Mapping[str, Measured], round_trip_ms: float | None) -> dict[str, Any]:

@@ -122,6 +122,13 @@ def once(model: Any, name: str) -> tuple[float, float]:
     return time.perf_counter() - between, between - begun
 
 
+def call(model: Any) -> float:
+    """Seconds of a call of all ranks which does nothing."""
+    begun = time.perf_counter()
+    model.pp_status()
+    return time.perf_counter() - begun
+
+
 def crossing(model: Any, name: str) -> tuple[int, int]:
     """Values and bytes that cross between stages in one run of a workload."""
     found = measured(model, WORKLOADS[name].traced)

@@ -1,8 +1,9 @@
 """Costs from measurements: what `python -m bench --json` found on a machine.
 
 What a trace costs on several stages is what is predicted, and is not looked at. From the bare exchanges
-come the network's latency and bandwidth, from the pulls what a message costs its two ends, from the
-traces on one stage what nnsight costs, from the requests without a trace how long steps take.
+come the network's latency and bandwidth, from the pulls what a message costs its two ends, from single
+accesses what lazies and published values cost, from the traces on one stage what nnsight costs, and from
+the requests without a trace how long steps take.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def costs(measured: Mapping[str, Any]) -> tuple[Model, Costs]:
     if "pulls" in measured:
         found = replace(found, **_network(measured["pulls"]["cells"]))
     if cells:
-        model = replace(model, **_steps(cells))
+        step_s, token_s = _steps(cells)
+        model = replace(model, step_s=step_s, token_s=token_s)
         found = replace(found, **_alone([cell for cell in cells if cell["stages"] == 1], model))
     return model, found
 
@@ -51,8 +53,22 @@ def _network(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _steps(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A step's time, of requests without a block, on as many stages as were measured."""
+def _accesses(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    seconds = {cell["kind"]: (cell["us"] / 1e6, cell["plain_us"] / 1e6) for cell in cells}
+    read, plain = seconds["read"]
+    return {"keep_s": max(0.0, read - plain), "lazy_s": seconds["lazy read, summed"][0]}
+
+
+def _commands(traces: Mapping[str, Any]) -> dict[str, float]:
+    """A call goes to all ranks and back; on one stage the only rank is in the engine's process."""
+    calls = {int(stages): took / 1e3 for stages, took in traces.get("call_ms", {}).items()}
+    if len(calls) < 2:
+        return {}
+    return {"command_s": max(0.0, calls[max(calls)] - calls[1]) / 2}
+
+
+def _steps(cells: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A step's time, and a further token's, of requests without a block, on as many stages as were measured."""
     stages = max(cell["stages"] for cell in cells)
     rows, times = [], []
     for cell in cells:
@@ -62,8 +78,7 @@ def _steps(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             tokens = sum(Model().prompt + request.tokens - 1 for request in requests)
             rows.append([steps, tokens - steps])
             times.append(cell["untraced_ms"] / 1e3)
-    step, token = fit(rows, times)
-    return {"step_s": step, "token_s": token}
+    return fit(rows, times)
 
 
 def _alone(cells: Sequence[Mapping[str, Any]], model: Model) -> dict[str, float]:

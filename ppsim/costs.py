@@ -4,7 +4,8 @@
 
 * the network's by exchanges of bare bytes;
 * a message's by the time that a pull takes above that;
-* the one-stage numbers by traces on one stage, the *trace* without any network.
+* those of lazies and published values by single accesses, without a second stage;
+* the one-stage numbers by traces on one stage, without any network.
 
 So what a trace costs on several stages is never an input; it follows from what the core decides.
 """
@@ -66,7 +67,7 @@ class Costs:
         bandwidth: of the network.
         message_s: of one end of a message: spelling and sending it, or taking it in.
         lazy_s: of a read, or a write, that another stage serves, with what is done to the lazy.
-        keep_s: of publishing a value, beside the copy.
+        keep_s: of a read that other stages may ask for, above the same read on one stage.
         copy: of memory.
         command_s: from the engine to a rank, or back, where a rank is a process of its own.
         trace_s: of a trace on one stage, whatever it does.

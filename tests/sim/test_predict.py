@@ -122,11 +122,20 @@ def measured(costs: Costs, model: Model) -> dict:
         ("direct", size): pull + size / costs.bandwidth,
     }
     pulls = [{"way": w, "bytes": b, "median_us": 1e6 * t} for (w, b), t in times.items()]
-    return {"traces": {"cells": cells}, "pulls": {"cells": pulls}}
+    accesses = [
+        {"kind": "read", "us": 50 + 1e6 * costs.keep_s, "plain_us": 50},
+        {"kind": "lazy read, summed", "us": 1e6 * costs.lazy_s, "plain_us": 50},
+    ]
+    calls = {"1": 2.0, "2": 2.0 + 2e3 * costs.command_s}
+    return {
+        "traces": {"cells": cells, "call_ms": calls},
+        "pulls": {"cells": pulls},
+        "accesses": {"cells": accesses},
+    }
 
 
 def test_costs_are_found_again_in_what_they_make() -> None:
-    made = Costs(7e-6, 3e9, 4e-5, trace_s=3e-3, request_s=1e-3, visit_s=2e-4, leaf_s=3e-4)
+    made = Costs(7e-6, 3e9, 4e-5, 8e-5, 2e-5, 1e10, 3e-4, 3e-3, 1e-3, 2e-4, 3e-4)
     model, costs = calibrate.costs(measured(made, Model(step_s=0.02, token_s=3e-4)))
     assert model.step_s == pytest.approx(0.02, rel=0.02)
     assert model.token_s == pytest.approx(3e-4, rel=0.02)

@@ -1,0 +1,186 @@
+"""The measured part of `docs/performance.md`, from the file that ``--json`` wrote.
+
+The page contains what this makes of `docs/bench.json`, to the letter, and a test compares the two: a
+figure on the page is one that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+#: Between these the page is made.
+BEGIN, END = "<!-- measured: python -m bench --page FILE -->", "<!-- /measured -->"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of all that was measured."""
+    parts = [make(result[name]) for name, make in _PARTS.items() if name in result]
+    return "\n\n".join(["\n".join(_bounds(result)), *("\n".join(part) for part in parts)])
+
+
+def filled(page: str, result: dict[str, Any]) -> str:
+    """The page with its measured part made anew.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    begin, end = page.find(BEGIN), page.find(END)
+    if not 0 <= begin < end:
+        raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
+    return f"{page[: begin + len(BEGIN)]}\n\n{markdown(result)}\n\n{page[end:]}"
+
+
+def fill(path: Path, result: dict[str, Any]) -> None:
+    """`filled`, in place."""
+    path.write_text(filled(path.read_text(encoding="utf-8"), result), encoding="utf-8")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _figure(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _size(size: int) -> str:
+    """Bytes in the largest unit that they are a whole number of."""
+    for unit, name in ((1024**2, "MiB"), (1024, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def _bounds(result: dict[str, Any]) -> list[str]:
+    rows: list[tuple[str, float, float | None]] = []
+    if "core" in result:
+        core = result["core"]
+        rows.append(("an access of the core, the slowest, us", core["worst"], core["at_most"]))
+    if "untraced" in result:
+        rows.append(
+            ("untraced requests, to vLLM's own worker", result["untraced"]["ratio"], _UNTRACED)
+        )
+    for found in result.get("pulls", {}).get("ratios", ()):
+        what = (
+            f"a pull of {_size(found['bytes'])}, {found['way']} to bare {_bare(found['against'])}"
+        )
+        rows.append((what, found["ratio"], found["at_most"]))
+    for found in result.get("traces", {}).get("bounds", ()):
+        rows.append((f"`{found['name']}`: {found['what']}", found["found"], found["at_most"]))
+    return _table(
+        ["bound", "found", "at most", ""],
+        [
+            (
+                what,
+                _figure(found),
+                "" if most is None else _figure(most),
+                "" if most is None else "met" if found <= most else "**not met**",
+            )
+            for what, found, most in rows
+        ],
+    )
+
+
+#: The most that an untraced request may cost, in terms of vLLM's own worker.
+_UNTRACED = 1.02
+
+
+def _bare(way: str) -> str:
+    return way.removeprefix("bare ")
+
+
+def _said(part: dict[str, Any], what: str) -> str:
+    """When it was measured, and on what."""
+    load = f", load average before {part['load']:.1f}" if "load" in part else ""
+    cores = f"a machine of {part['cores']} cores, no GPU" if "cores" in part else "a machine"
+    return f"{what}: {part.get('date', 'undated')}, {cores}{load}."
+
+
+def _core(part: dict[str, Any]) -> list[str]:
+    stages = sorted({cell["stages"] for cell in part["cells"]})
+    worst = {s: max(c["us"] for c in part["cells"] if c["stages"] == s) for s in stages}
+    return [
+        _said(part, "The core, microseconds an access"),
+        "",
+        *_table(
+            ["stages", *map(str, stages)],
+            [["slowest stage", *(f"{worst[s]:.2f}" for s in stages)]],
+        ),
+    ]
+
+
+def _accesses(part: dict[str, Any]) -> list[str]:
+    rows = [[c["kind"], f"{c['us']:.0f}", f"{c['plain_us']:.0f}"] for c in part["cells"]]
+    return [
+        _said(part, "An access in the runtime, microseconds of processor time"),
+        "",
+        *_table(["access", "on a stage", "plain nnsight, one stage"], rows),
+    ]
+
+
+def _untraced(part: dict[str, Any]) -> list[str]:
+    low, high = part["quartiles"]
+    return [
+        f"{_said(part, 'Untraced requests')} {part['stages']} stages, {part['tokens']} tokens, "
+        f"{part['pairs']} pairs: {part['ratio']:.3f} times vLLM's own worker (quartiles {low:.3f} to "
+        f"{high:.3f})."
+    ]
+
+
+def _pulls(part: dict[str, Any]) -> list[str]:
+    cells = {(cell["way"], cell["bytes"]): cell for cell in part["cells"]}
+    ways = list(dict.fromkeys(way for way, _ in cells))
+    sizes = list(dict.fromkeys(size for _, size in cells))
+    rows = [
+        [
+            _size(size),
+            *(
+                f"{_figure(cell['median_us'])} ({_figure(cell['p90_us'])})"
+                for cell in (cells[way, size] for way in ways)
+            ),
+        ]
+        for size in sizes
+    ]
+    return [
+        _said(part, "A pull and bare exchanges, microseconds, median (90th percentile)"),
+        "",
+        *_table(["payload", *ways], rows),
+    ]
+
+
+def _traces(part: dict[str, Any]) -> list[str]:
+    cells = {(cell["name"], cell["stages"]): cell for cell in part["cells"]}
+    rows = []
+    for name in dict.fromkeys(name for name, _ in cells):
+        one, two = cells[name, 1], cells[name, 2]
+        rows.append(
+            [
+                f"`{name}`",
+                *(
+                    f"{_figure(cell['overhead_ms'])} ({_figure(cell['quartiles_ms'][0])} to "
+                    f"{_figure(cell['quartiles_ms'][1])})"
+                    for cell in (one, two)
+                ),
+                f"{two['overhead_ms'] / one['overhead_ms']:.2f}",
+                str(two["values"]),
+                str(two["bytes"]),
+            ]
+        )
+    return [
+        _said(part, "Overhead of traces, milliseconds, median (quartiles)"),
+        "",
+        *_table(["trace", "one stage", "two stages", "ratio", "values", "bytes"], rows),
+    ]
+
+
+_PARTS = {
+    "core": _core,
+    "accesses": _accesses,
+    "untraced": _untraced,
+    "pulls": _pulls,
+    "traces": _traces,
+}
