@@ -83,7 +83,7 @@ class Prediction:
     pulls: int
     bytes: int
     waited_ms: float
-    latencies: float
+    latencies: int
 
 
 def predict(name: str, stages: int, model: Model, costs: Costs) -> Prediction:
@@ -111,7 +111,7 @@ def predict(name: str, stages: int, model: Model, costs: Costs) -> Prediction:
         world.pulls,
         world.bytes,
         round(1e3 * world.waited_s, 3),
-        round((late - (took - plain)) / _NUDGE_S, 1),
+        round((late - (took - plain)) / _NUDGE_S),
     )
 
 
@@ -142,7 +142,8 @@ def table(found: list[Prediction], measured: dict[tuple[str, int], float]) -> st
     """The predictions for people, beside what was measured where it was."""
     lines = [
         f"{'trace':<13}{'stages':>7}{'untraced ms':>13}{'overhead ms':>13}{'on 1 stage':>12}"
-        f"{'values':>8}{'bytes':>9}{'waited ms':>11}{'latencies':>11}{'measured ms':>13}{'ratio':>7}"
+        f"{'values':>8}{'bytes':>9}{'waited ms':>11}{'latencies':>11}"
+        + (f"{'measured ms':>13}{'ratio':>7}" if measured else "")
     ]
     for one in found:
         there = measured.get((one.name, one.stages))
@@ -150,6 +151,6 @@ def table(found: list[Prediction], measured: dict[tuple[str, int], float]) -> st
         lines.append(
             f"{one.name:<13}{one.stages:>7}{one.untraced_ms:>13.1f}{one.overhead_ms:>13.2f}"
             f"{one.one_stage_ms:>12.2f}{one.pulls:>8}{one.bytes:>9}{one.waited_ms:>11.2f}"
-            f"{one.latencies:>11.0f}{beside}"
+            f"{one.latencies:>11}{beside}"
         )
     return "\n".join(lines)

@@ -1,11 +1,16 @@
-"""What the benchmark of traces concludes from its times."""
+"""What the benchmarks conclude from their times, and what the page says of them."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from bench import core, plot, traces
+from bench import MODEL, PROMPT, accesses, core, page, plot, traces
+from bench import __main__ as main
 from bench.workloads import WORKLOADS
+from ppsim import workloads
+from ppsim.costs import Model
 
 
 class Engine:
@@ -58,3 +63,100 @@ def test_an_access_is_measured_on_each_stage(monkeypatch):
         (2, 0), (2, 1), (4, 0), (4, 2), (4, 3),
     ]  # fmt: skip
     assert min(c["us"] for c in found["cells"]) > 0
+
+
+def test_the_simulator_knows_the_same_traces():
+    assert list(WORKLOADS) == list(workloads.WORKLOADS)
+    for name, workload in WORKLOADS.items():
+        requests = workloads.WORKLOADS[name](Model())
+        assert len(requests) == workload.requests
+        assert {request.tokens for request in requests} == {workload.tokens}
+    model = Model()
+    assert (model.layers, model.hidden, model.prompt) == (
+        MODEL["layers"], MODEL["hidden"], len(PROMPT),
+    )  # fmt: skip
+
+
+def test_single_accesses_are_measured(monkeypatch):
+    monkeypatch.setattr(accesses, "REPETITIONS", 1)
+    monkeypatch.setattr(accesses, "_WARM_UP", 0)
+    found = accesses.run()["cells"]
+    assert [cell["kind"] for cell in found] == list(accesses.KINDS)
+
+
+def test_what_is_measured_so_far_is_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(traces, "EngineProcess", Started)
+    monkeypatch.setattr("ppcore.vllm.checkpoints.random_llama", lambda **settings: "nowhere")
+    result = traces.run(repetitions=2, names=["save all", "early used"], so_far=told.append)
+    assert [len(part["cells"]) for part in told] == [2, 4]
+    assert told[-1] == result
+    assert set(result["call_ms"]) == {"1", "2"}
+
+
+class Started(Engine):
+    """An engine that needs no time to start."""
+
+    def __init__(self, checkpoint, **settings):
+        super().__init__(15, 10)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        pass
+
+    def wait_ready(self):
+        pass
+
+    def call(self, function, *args):
+        return super().call(function, *args) if args else 0.001
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_was_measured():
+    text = main.PAGE.read_text(encoding="utf-8")
+    result = json.loads((main.PAGE.parent / "bench.json").read_text())
+    assert page.filled(text, result) == text, "python -m bench --page docs/bench.json"
+
+
+def test_a_bound_that_is_not_met_is_said_to_be():
+    part = {"cells": [{"stages": 2, "stage": 0, "us": 4.0}], "worst": 4.0, "at_most": 3.0}
+    assert "| 4 | 3 | **not met** |" in page.markdown({"core": part})
+    assert "| 4 | 4 | met |" in page.markdown({"core": part | {"at_most": 4.0}})
+
+
+def test_every_part_has_its_table():
+    names = ["early used", "logits 32"]
+    found = {name: measured(name, Engine(15, 10), Engine(26, 20)) for name in names}
+    ways = [
+        {"way": w, "bytes": 1024, "median_us": 30.0, "p90_us": 1234.5} for w in ("unix", "direct")
+    ]
+    ratio = {"way": "direct", "against": "unix", "bytes": 1024, "ratio": 4.2, "at_most": 4.0}
+    said = {"date": "2026-01-02", "cores": 2, "load": 0.5}
+    text = page.markdown(
+        {
+            "untraced": {
+                "ratio": 1.01,
+                "quartiles": [1, 1.02],
+                "stages": 2,
+                "tokens": 64,
+                "pairs": 9,
+            }
+            | said,
+            "pulls": {"cells": ways, "ratios": [ratio]} | said,
+            "traces": traces.summary(found, None) | said,
+        }
+    )
+    assert "| a pull of 1 KiB, direct to bare unix | 4.2 | 4 | **not met** |" in text
+    assert "| 1 KiB | 30 (1234) | 30 (1234) |" in text
+    assert "| `early used` | 5 (5 to 5) | 6 (6 to 6) | 1.20 | 12 | 264 |" in text
+    assert "| `logits 32`: ms a step above 1.1 x | 0.0156 |  |  |" in text
+    assert text.count("2026-01-02, a machine of 2 cores, no GPU, load average before 0.5") == 3
+
+
+def test_a_page_without_the_part_is_refused():
+    with pytest.raises(ValueError, match="has no part between"):
+        page.filled("nothing", {})

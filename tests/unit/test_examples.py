@@ -25,7 +25,7 @@ from tests.pages import PAGES, ROOT, Block, Command, blocks, commands, excerpts,
 CORPUS = ROOT / "tests" / "sim" / "corpus"
 
 #: Commands that end within seconds and print the same everywhere: they have to print what is shown.
-EXACT = ("ppcore plan ",)
+EXACT = ("ppcore plan ", "python -m ppsim predict ")
 
 #: Command -> what is run in its place, in which less is asked for: as they stand they run for minutes.
 SHORTER = {
