@@ -22,7 +22,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 def stamped(part: dict[str, Any]) -> dict[str, Any]:
     """A benchmark's results with the day and the machine."""
-    return {"load": LOAD} | part | {"date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
+    return (
+        {"load": LOAD} | part | {"date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
+    )
 
 
 def keep(path: Path | None, result: dict[str, Any]) -> None:
