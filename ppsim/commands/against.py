@@ -73,8 +73,10 @@ class Hosted(World):
         await asyncio.gather(*(run for task, run in driven.items() if task not in listeners))
         while any(self.channels.values()) or len(self._parked) < len(listeners):
             await asyncio.sleep(0)
-        for task in listeners:
-            driven[task].cancel()
+        ending = [driven[task] for task in listeners]
+        for run in ending:
+            run.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         self.properties.at_rest()
 
 
