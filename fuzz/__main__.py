@@ -7,8 +7,8 @@ its token and the command that replays it, and saved in the folder that ``--save
 core's place (see `ppsim.real`), and ``both`` shares the time.
 
 ``--executors reference,sim,real,gloo,vllm`` runs each program on these instead, and compares;
-``all`` is all of them. ``vllm`` is real engines, kept warm: one of one stage, and one for each of
-``--layouts pp2,pp3,tp2pp2``; two stages unless told otherwise, which is what two cores can carry.
+``all`` is all of them. ``vllm`` is real engines, kept warm: one for each of ``--layouts``, and those of
+one stage that they are compared with.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from ppsim.failures import Sameness
 from ppsim.strategies import RandomWalk, Switches
 
 from .core_machine import CoreMachine
+
+#: The layouts of engines that a comparison runs on, unless told otherwise.
+LAYOUTS = "pp2,pp3,tp2pp2"
 
 CORPUS = Path(__file__).resolve().parents[1] / "tests" / "sim" / "corpus"
 
@@ -112,7 +115,7 @@ def main() -> int:
     parser.add_argument("--save", type=Path, default=Path("."), help="folder for a failing case")
     parser.add_argument("--mode", choices=(*fuzz.MODES, "both"), default="core")
     parser.add_argument("--executors", help="names with commas between, or all")
-    parser.add_argument("--layouts", default="pp2", help="of the engines: pp2,pp3,tp2pp2")
+    parser.add_argument("--layouts", default=LAYOUTS, help="of the engines (%(default)s)")
     options = parser.parse_args()
     profile = PROFILES[options.profile]
     first = options.seed if options.seed is not None else profile.first

@@ -17,7 +17,21 @@ from typing import Any
 
 from ppcore.vllm.child import EngineError, EngineProcess
 from ppsim.cases import Case
-from ppsim.programs import Blend, Block, Cache, Edit, Read, walk
+from ppsim.programs import (
+    Blend,
+    Block,
+    Cache,
+    Call,
+    Derive,
+    Edit,
+    If,
+    Mix,
+    Read,
+    Skip,
+    Statement,
+    Write,
+    walk,
+)
 from ppsim.real import translate
 from ppsim.real.outcome import Outcome, difference, outcome_of
 
@@ -88,7 +102,7 @@ class Engine:
 
     def fits(self, case: Case) -> bool:
         """Whether it can run this case."""
-        return fits(case)
+        return fits(case, self.columns)
 
     def differs(self, case: Case, expected: Any, seed: int) -> str | None:
         """Run a case; where it is not what the reference, which ran it before, gave."""
@@ -131,16 +145,19 @@ class Engine:
         self._stack.close()
 
 
-def fits(case: Case) -> bool:
+def fits(case: Case, columns: int = 1) -> bool:
     """Whether a case means something on an engine.
 
     A Llama has no module that every stage visits once. And an engine of one stage dies of two things: of a
     cache of the inputs of all modules, since the logits processor is called with a module, which cannot be
     pickled; and of an edit in place after the result, which its collect makes outside of inference mode.
+    With several columns a call's result comes with the next turn where it is computed on a later stage:
+    what acts on one there is refused, or a turn late (see `docs/supported.md`).
     """
     bodies = [body for request in case.requests for _, body in request.blocks]
     dies = any(_keeps_all_inputs(body) or _edits_after_the_result(body) for body in bodies)
-    return not case.shared and not dies
+    late = columns > 1 and any(_acts_on_a_call(body) for body in bodies)
+    return not case.shared and not dies and not late
 
 
 def _keeps_all_inputs(body: Block) -> bool:
@@ -151,6 +168,42 @@ def _edits_after_the_result(body: Block) -> bool:
     rest = walk(body)
     found = any(isinstance(s, Read) and s.location == "result" for s in rest)
     return found and any(isinstance(s, Edit | Blend) for s in rest)
+
+
+def _acts_on_a_call(body: Block) -> bool:
+    """Whether a block does more with the result of a call than derive from it and keep it."""
+    results: set[str] = set()
+    while True:
+        found = {
+            statement.name
+            for statement in walk(body)
+            if isinstance(statement, Call)
+            or (isinstance(statement, Derive | Mix) and _sources(statement) & results)
+        }
+        if found <= results:
+            break
+        results |= found
+    return any(_acted_on(s) & results for s in walk(body))
+
+
+def _sources(statement: Statement) -> set[str]:
+    """What a value is derived from."""
+    match statement:
+        case Derive(_, source, _):
+            return {source}
+        case Mix(_, first, second):
+            return {first, second}
+    return set()
+
+
+def _acted_on(statement: Statement) -> set[str]:
+    """What a statement takes to the model, or needs to go on."""
+    match statement:
+        case Write(_, name) | Skip(_, name) | Edit(name, _) | If(name, _) | Call(_, _, name):
+            return {name}
+        case Blend(name, other):
+            return {name, other}
+    return set()
 
 
 def numbers(layout: str) -> tuple[int, int]:

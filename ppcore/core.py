@@ -177,8 +177,8 @@ class _Request:
     # Peers that will not ask for a value that is not published yet.
     released: dict[Key, set[int]] = field(default_factory=dict)
     held: dict[int, str] = field(default_factory=dict)
-    # (block, stage) -> the first access that it does not make there, since it has raised.
-    failed: dict[tuple[str, int], int] = field(default_factory=dict)
+    # Block -> the first access that it does not make on a stage, since it has raised there; the stage.
+    failed: dict[str, tuple[int, int]] = field(default_factory=dict)
     ended: bool = False
     said_done: bool = False
     done: set[int] = field(default_factory=set)
@@ -516,7 +516,7 @@ class Core:
             reason = f"died: stage {gone} is gone ({describe(message)})"
             return [Landed(message.number, reason=reason)]
         if self._never_given(owner, message, available):
-            return [self._without_arguments(message, available)]
+            return [self._without_arguments(message)]
         self._asked[message.number] = _Asked(owner, message, available)
         return self._send(owner, message)
 
@@ -660,24 +660,30 @@ class Core:
     def _take_failed(self, peer: int, failed: Failed) -> list[Effect]:
         # A call that was not made there has no arguments: its home will not hear of it.
         state = self._request(failed.worker.request)
-        state.failed[failed.worker.block, peer] = failed.access
+        block, found = failed.worker.block, (failed.access, peer)
+        state.failed[block] = min(found, state.failed.get(block, found))
         effects: list[Effect] = [Abandoned(failed.worker, failed.access, failed.error)]
         for number, (owner, asked, when) in list(self._asked.items()):
             if self._never_given(owner, asked, when):
                 del self._asked[number]
-                effects.append(self._without_arguments(asked, when))
+                effects.append(self._without_arguments(asked))
         return effects
 
     def _never_given(self, owner: int, asked: Pull | Probe, when: Available) -> bool:
-        """Whether a call's caller has raised before it made that."""
+        """Whether a call's caller need not have made it, since the block has raised before that somewhere.
+
+        The caller may have been told before it got there; then nobody tells the home.
+        """
         if isinstance(asked, Probe) or when.stage in (owner, ALWAYS.stage):
             return False
-        worker, access = asked.key
-        failed = self._request(worker.request).failed.get((worker.block, when.stage))
-        return failed is not None and failed <= access
+        (request, block), access = asked.key
+        failed = self._request(request).failed.get(block)
+        return failed is not None and failed[0] <= access
 
-    def _without_arguments(self, asked: Pull | Probe, when: Available) -> Landed:
-        why = f"the block ended on stage {when.stage} before it made the call"
+    def _without_arguments(self, asked: Pull | Probe) -> Landed:
+        assert isinstance(asked, Pull)
+        _, stage = self._request(asked.key.worker.request).failed[asked.key.worker.block]
+        why = f"the block raised on stage {stage} before it made the call"
         return Landed(asked.number, reason=f"unreachable: {describe(asked)}: {why}")
 
     def _take_pull(self, peer: int, pull: Pull) -> list[Effect]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .blocks import (
+    FUEL,
     NONE,
     Access,
     BlockRaised,
@@ -84,7 +85,18 @@ class Lone(Frame):
         self.alive = True
         self.exception: Exception | None = None
         self.how = ""
+        # The step from which on the block does nothing at some locations, and these.
+        self._missing = FUEL
+        self._at: frozenset[str] = frozenset()
         self._running = self.run()
+
+    def miss(self, step: int, at: frozenset[str]) -> None:
+        """Do nothing at these locations from this step on: the rank that has them raised there."""
+        self._missing, self._at = step, at
+
+    def misses(self) -> bool:
+        """Whether it is past that step."""
+        return FUEL - self.left > self._missing
 
     def relaxed(self, location: str) -> int:
         return self.counts.get(location, 0)
@@ -121,11 +133,16 @@ class Lone(Frame):
             access = self.pending
             self.hit()
             if access.node is None:
-                if visit.box is None:
-                    visit.box = Box(Node(visit.value), visit)
-                box: Box | None = visit.box
+                if location in self._at:
+                    box: Box | None = _Missed(Node(visit.value), visit, self)
+                    visit.box = box
+                elif visit.box is None:
+                    box = visit.box = Box(Node(visit.value), visit)
+                else:
+                    box = visit.box
             else:
-                visit.value = access.node.evaluate()
+                if not (location in self._at and self.misses()):
+                    visit.value = access.node.evaluate()
                 visit.box = box = None
             self.resume(box)
         visit.box = None
@@ -147,14 +164,36 @@ class Lone(Frame):
             self._running.close()
 
 
+class _Missed(Box):
+    """A value of a rank on which its block may have raised meanwhile."""
+
+    __slots__ = ("lone",)
+
+    def __init__(self, node: Node, visit: Visit, lone: Lone) -> None:
+        super().__init__(node, visit)
+        self.lone = lone
+
+    def edit(self, node: Node) -> None:
+        if self.lone.misses():
+            self.visit = None
+        super().edit(node)
+
+
 def expect(
-    case: Case, request: Request, ran: Mapping[str, Progress], *, fault_at: int = -1
+    case: Case,
+    request: Request,
+    ran: Mapping[str, Progress],
+    *,
+    fault_at: int = -1,
+    stage: int = -1,
 ) -> Expected:
     """Run one request on one rank.
 
     Args:
         ran: sequence -> how it went in the simulated run.
         fault_at: the step at which the last block raises of itself; -1 for none.
+        stage: the only stage where it does: the block runs on, as it does on the others, and what it
+            would do at this one's locations is not done. -1 for all.
     """
     went = tuple(
         Went(
@@ -167,16 +206,18 @@ def expect(
     )
     if is_recording():
         return _expect.__wrapped__(
-            case, request, went, fault_at
+            case, request, went, fault_at, stage
         )  # its terms are to be explained too
-    return _expect(case, request, went, fault_at)
+    return _expect(case, request, went, fault_at, stage)
 
 
 @lru_cache(maxsize=64)
-def _expect(case: Case, request: Request, went: tuple[Went, ...], fault_at: int) -> Expected:
+def _expect(
+    case: Case, request: Request, went: tuple[Went, ...], fault_at: int, stage: int
+) -> Expected:
     # Remembered: many schedules of a case expect the same.
     runs = {
-        name: _run(case, request, name, ran, fault_at)
+        name: _run(case, request, name, ran, fault_at, stage)
         for name, ran in zip(request.sequences(), went, strict=True)
     }
     output = term(*[token for _, progress in runs.values() for token in progress.kept])
@@ -205,7 +246,7 @@ def _expect(case: Case, request: Request, went: tuple[Went, ...], fault_at: int)
 
 
 def _run(
-    case: Case, request: Request, name: str, ran: Went, fault_at: int
+    case: Case, request: Request, name: str, ran: Went, fault_at: int, stage: int
 ) -> tuple[list[Lone], Progress]:
     """Run one sequence: its workers, still parked where the model left them, and what it sampled."""
     progress = Progress(ran.number, request, recomputed=set(ran.recomputed))
@@ -214,8 +255,10 @@ def _run(
     workers = [
         Lone(name, block, counts, {} if name else containers) for name, block in request.blocks
     ]
-    if workers and fault_at >= 0:
+    if workers and fault_at >= 0 and stage < 0:
         workers[-1].fail_at(fault_at)
+    elif workers and fault_at >= 0:
+        workers[-1].miss(fault_at, frozenset(visits(case)[stage]))
     traced = workers[-1] if request.traced else None
     order = [location for stage in visits(case) for location in stage]
     while ran.turns is None or len(progress.rounds) < ran.turns:

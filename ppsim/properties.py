@@ -361,9 +361,7 @@ class Properties:
         words += ["DeadlineExceeded"] if request.name in self._late else []
         known = error is not None and any(word in error for word in words)
         if "fault" in words and error is not None and error.startswith("raise:"):
-            # Without what the block would still have written here, it may take another way elsewhere,
-            # to an error of its own.
-            known = True
+            known = known or self._other_way(request, error)
         if words and not known and error != expected.error:
             raise Sameness(
                 "sameness", f"{request.name} met {' and '.join(words)} and ends with {error!r}"
@@ -372,6 +370,20 @@ class Properties:
             raise Sameness("sameness", f"{request.name} met {words} and ends without an error")
         if outcome.merged is not None and outcome.merged.error == "raise:fault":
             self._bound_before(request, outcome.merged)
+
+    def _other_way(self, request: Request, error: str) -> bool:
+        """Whether a block may end with this error elsewhere, after a fault on one rank.
+
+        Without what it would still have written there, it may take another way, to an error of its own.
+        Where a single block raised on a single rank, one rank can show which.
+        """
+        case, progress = self.world.case, self.world.engine.progress
+        faults = [f for f in case.faults if f.kind == "raise" and f.request == request.name]
+        if len(faults) > 1 or case.columns > 1 or request.name in self._late:
+            return True
+        (fault,) = faults
+        expected = expect(case, request, progress, fault_at=fault.at, stage=fault.stage)
+        return any(error in endings.values() for endings in expected.endings.values())
 
     def _bound_before(self, request: Request, merged: Merged) -> None:
         """What comes home of a block that raised by a fault is what it had bound by then on one rank."""

@@ -235,13 +235,24 @@ class PPInterleaver(Interleaver):
         Raises:
             BlockError: the other stages would go on with their own.
         """
+        refusal = self.fixed(location)
+        if refusal:
+            raise BlockError(refusal)
+
+    def fixed(self, location: str) -> str:
+        """Why a value of ``location`` cannot be written or edited; empty where it can.
+
+        Every stage but the first has a lazy in the place of such a value, so that an edit in place of it
+        ends the block on those, and with that everywhere.
+        """
         assert self.link is not None
         path = location.rpartition(".")[0]
-        if path in self.link.core.schedule.repeated:
-            raise BlockError(
-                f"{path!r} runs on every pipeline stage for itself: it can be read, and not written; "
-                "write to what the layers make of it"
-            )
+        if path not in self.link.core.schedule.repeated:
+            return ""
+        return (
+            f"{path!r} runs on every pipeline stage for itself: it can be read, and not written; "
+            "write to what the layers make of it"
+        )
 
     def handle(self, provider: str, value: Any) -> Any:
         recording = self.recording

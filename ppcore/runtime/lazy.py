@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import torch
 
 from ..core import Available
+from ..errors import BlockError
 from ..messages import Key
 from . import expression, ops
 
@@ -59,18 +60,28 @@ class Base:
         owner: the stage that has the value.
         available: from when on it can be had.
         numbers: the pulls made of it; their results go when this does.
+        fixed: why it cannot be edited in place; empty where it can.
     """
 
-    __slots__ = ("__weakref__", "available", "fetcher", "key", "location", "numbers", "owner")
+    __slots__ = (
+        "__weakref__", "available", "fetcher", "fixed", "key", "location", "numbers", "owner"
+    )  # fmt: skip
 
     def __init__(
-        self, fetcher: Fetcher, key: Key, location: str, owner: int, available: Available
+        self,
+        fetcher: Fetcher,
+        key: Key,
+        location: str,
+        owner: int,
+        available: Available,
+        fixed: str = "",
     ) -> None:
         self.fetcher = fetcher
         self.key = key
         self.location = location
         self.owner = owner
         self.available = available
+        self.fixed = fixed
         self.numbers: list[int] = []
 
     def __del__(self) -> None:
@@ -84,9 +95,10 @@ class Family:
     the block's hands; from then on a mutation is run at once and never recorded.
     """
 
-    __slots__ = ("members", "mutations", "readers", "real", "storage")
+    __slots__ = ("fixed", "members", "mutations", "readers", "real", "storage")
 
-    def __init__(self, meta: torch.Tensor) -> None:
+    def __init__(self, meta: torch.Tensor, fixed: str = "") -> None:
+        self.fixed = fixed
         self.storage = meta.untyped_storage()
         # Whether the memory is here.
         self.real = False
@@ -278,7 +290,7 @@ def leaf(
     """The lazy for one tensor of a remote access."""
     with _NO_FUNCTION():
         meta = torch.empty(shape, dtype=dtype, device="meta")
-    node = Node(meta, device, Family(meta))
+    node = Node(meta, device, Family(meta, base.fixed))
     node.base, node.leaf = base, path
     return LazyTensor.of(node)
 
@@ -581,6 +593,8 @@ def _mutate(function: Any, args: tuple, kwargs: dict, involved: list[LazyTensor]
         return _run(function, args, kwargs)  # into a real tensor: the data is needed now
     node, family = target.node, target.node.family
     assert family is not None
+    if family.fixed:
+        raise BlockError(family.fixed)
     written = _written(function, args, node.meta)
     if (family.real and not family.mutations) or _memory_overlaps(node, written, involved):
         return _run(function, args, kwargs)

@@ -22,7 +22,7 @@ from nnsight.intervention.errors import capture_exception
 from nnsight.intervention.interleaver import EarlyStopException, Event, Mediator, Pending
 
 from ..core import Available, Decision, Verdict
-from ..errors import BlockError, Missed, PPError
+from ..errors import BlockError, DeadlineExceeded, Missed, PPError
 from ..messages import Worker
 from ..schedule import REPLICATED
 from ..seat import Move, Seat
@@ -304,6 +304,7 @@ class PPMediator(Mediator):
             location,
             decision.owner,
             Available(decision.place.turn, decision.owner),
+            self.interleaver.fixed(location),
         )
         template = self.interleaver.templates.get(location)
         if template is None:
@@ -335,12 +336,16 @@ class PPMediator(Mediator):
         try:
             found = value()
         except Exception as error:
-            with self.inside():
-                pending = self.worker.throw(error)
-            if not self.alive:
-                self.link.finish(self.worker_id)
-            return pending
+            return self._throw(error)
         return self._resume(found)
+
+    def _throw(self, error: Exception) -> Any:
+        """Let the worker go on with an error at the line where it is parked."""
+        with self.inside():
+            pending = self.worker.throw(error)
+        if not self.alive:
+            self.link.finish(self.worker_id)
+        return pending
 
     def opened(self, rows: Rows) -> None:
         """A turn of this worker's request has opened here, in which it has ``rows``."""
@@ -367,11 +372,7 @@ class PPMediator(Mediator):
             if move is Move.STAY:
                 return
             if move is Move.WAIT:
-                self.link.wait(self.seat.pulls)
-                self.seat.take()
-                resume, self._resume_with = self._resume_with, None
-                following = self._resume() if resume is None else self._throw_or_resume(resume)
-                self.pending = self._settle(following)
+                self.pending = self._settle(self._awaited())
             else:
                 pending, self.held = self.held, None
                 assert pending is not None
@@ -380,6 +381,19 @@ class PPMediator(Mediator):
                     verdict = self.seat.retry(passed=passed)
                 parked, following = self._apply(verdict, pending)
                 self.pending = parked if parked is not None else self._settle(following)
+
+    def _awaited(self) -> Any:
+        """Wait for what the worker needs, and let it go on with that, or with the wait's error."""
+        resume, self._resume_with = self._resume_with, None
+        late: DeadlineExceeded | None = None
+        try:
+            self.link.wait(self.seat.pulls)
+        except DeadlineExceeded as error:
+            late = error
+        self.seat.take()
+        if late is not None:
+            return self._throw(late)
+        return self._resume() if resume is None else self._throw_or_resume(resume)
 
     def surface(self) -> None:
         """Show nnsight what the worker is really parked on, for it to report: the run is over."""
@@ -470,7 +484,8 @@ def _again(value: Any) -> Any:
 
     def alias(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, LazyTensor):
-            if not tensor.node.executed:
+            family = tensor.node.family
+            if not tensor.node.executed or (family is not None and family.fixed):
                 return LazyTensor.of(tensor.node)
             tensor = tensor.node.value
         return tensor.view(tensor.shape)

@@ -1,7 +1,8 @@
 """Which rank died, for an error that says more than that the engine is dead.
 
 When a rank dies vLLM ends the others and its engine core, and the client learns that the core is gone,
-or, where it waits for the answer to a call at that moment, nothing. [`Deaths`][ppcore.vllm.deaths.Deaths]
+or, where it waits for the answer to a call at that moment, nothing. Nor does what it asks between the
+rank's death and the core's. [`Deaths`][ppcore.vllm.deaths.Deaths]
 watches the ranks' processes from the client: the first to go is the cause, and those that the engine
 ends because of it come later. It sees processes of its own host and no others.
 """
@@ -12,9 +13,13 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import PeerDied
+
+#: How soon what a death means is looked at again.
+_AGAIN_S = 0.05
 
 
 class Deaths:
@@ -22,11 +27,12 @@ class Deaths:
 
     Args:
         ranks: of each rank its ``stage``, ``column`` and ``pid``, as `VLLM.pp_status` tells.
-        then: called once, with the error, when the first rank has died.
+        then: called with the error when the first rank has died, on another thread: at once, and again
+            until it returns that the client knows that the core is dead.
     """
 
     def __init__(
-        self, ranks: Iterable[Mapping[str, int]], then: Callable[[PeerDied], None]
+        self, ranks: Iterable[Mapping[str, int]], then: Callable[[PeerDied], bool]
     ) -> None:
         self._then = then
         self._first = ""
@@ -51,6 +57,8 @@ class Deaths:
         if self._watched:
             self._first = "; ".join(self._watched[handle] for handle, _ in poll.poll())
             self._known.set()
-            self._then(self.error())
+            error = self.error()
+            while not self._then(error):
+                time.sleep(_AGAIN_S)
         for handle in self._watched:
             os.close(handle)

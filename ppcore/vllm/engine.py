@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pickle
+from collections.abc import AsyncIterator
 from typing import Any
 
 from nnsight.modeling.vllm.engines.engine import NNsightLLMEngine, attach
@@ -41,6 +44,13 @@ def merge_ranks(payloads: list, timeline: TimelineFile | None = None) -> dict[st
     return {request: entry(shipments) for request, shipments in shipped.items()}
 
 
+def fail_calls(core: Any, error: PeerDied) -> None:
+    """End what waits for an answer of the engine's core: none comes any more."""
+    for answer in list(core.utility_results.values()):
+        if not answer.done():
+            answer.set_exception(error)
+
+
 class PPLLMEngine(NNsightLLMEngine):
     """The synchronous engine over several stages."""
 
@@ -51,11 +61,10 @@ class PPLLMEngine(NNsightLLMEngine):
         """Know from now on which rank has died, if one does."""
         self.deaths = Deaths(self.collective_rpc(STATUS), self._fail_calls)
 
-    def _fail_calls(self, error: PeerDied) -> None:
-        """End what waits for an answer of the engine's core: none comes any more."""
-        for answer in list(self.engine_core.utility_results.values()):
-            if not answer.done():
-                answer.set_exception(error)
+    def _fail_calls(self, error: PeerDied) -> bool:
+        dead = bool(self.engine_core.resources.engine_dead)
+        fail_calls(self.engine_core, error)
+        return dead
 
     def step(self) -> Any:
         try:
@@ -89,9 +98,50 @@ class PPAsyncLLM(AsyncLLM):
     """
 
     timeline: TimelineFile | None = None
+    #: Set by the first use: before it there is no loop to ask the ranks on.
+    _watched: asyncio.Task[Deaths] | None = None
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        answers = await super().collective_rpc(method, *args, **kwargs)
+        async with self._naming_the_dead():
+            answers = await super().collective_rpc(method, *args, **kwargs)
         if method == COLLECT:
             return [pickle.dumps(merge_ranks(answers, self.timeline))]
         return answers
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """vLLM's stream of outputs.
+
+        Raises:
+            PeerDied: a rank's process has died.
+        """
+        async with (
+            self._naming_the_dead(),
+            contextlib.aclosing(super().generate(*args, **kwargs)) as outputs,
+        ):
+            async for output in outputs:
+                yield output
+
+    @contextlib.asynccontextmanager
+    async def _naming_the_dead(self) -> AsyncIterator[None]:
+        if self._watched is None:
+            self._watched = asyncio.ensure_future(self._watch_ranks())
+        try:
+            await asyncio.shield(self._watched)
+            yield
+        except EngineDeadError as dead:
+            deaths = self._watched.result()
+            raise await asyncio.to_thread(deaths.error) from dead
+
+    async def _watch_ranks(self) -> Deaths:
+        """Know from now on which rank has died, if one does."""
+        loop, core = asyncio.get_running_loop(), self.engine_core
+
+        def fail(error: PeerDied) -> bool:
+            dead = bool(core.resources.engine_dead)
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a loop that is closed has nobody waiting on it
+                loop.call_soon_threadsafe(fail_calls, core, error)
+            return dead
+
+        return Deaths(await super().collective_rpc(STATUS), fail)

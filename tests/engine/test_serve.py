@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from ppcore.errors import SetupError
+from ppcore.vllm.child import _session_members, _wait_until_gone
 
 KEY = "a key of the test"
 PROMPT = [5, 6, 7]
@@ -24,6 +26,7 @@ PROMPT = [5, 6, 7]
 class Server(NamedTuple):
     url: str
     checkpoint: str
+    process: subprocess.Popen[bytes]
 
     def complete(self, **settings: Any) -> list[int]:
         """The tokens that OpenAI's route answers with."""
@@ -58,9 +61,10 @@ def server(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     try:
         url = f"http://127.0.0.1:{port}"
         wait_healthy(url, process, log)
-        yield Server(url, checkpoint)
+        yield Server(url, checkpoint, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert list(_session_members(process.pid)) == []
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -131,6 +135,45 @@ def test_without_the_key_nothing_is_run(server: Server, client: Any) -> None:
         client.trace(PROMPT, serve=server.url, max_tokens=1),
     ):
         client.model.layers[0].output[0].save()
+
+
+def test_a_killed_rank_is_named_and_the_server_ends(
+    server: Server, client: Any, tmp_path: Path
+) -> None:
+    killed: list[float] = []
+
+    def kill() -> None:
+        flag = tmp_path / "1"
+        while not flag.exists():
+            time.sleep(0.01)
+        killed.append(time.monotonic())
+        os.kill(int(flag.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    running = str(tmp_path)
+    with (
+        pytest.raises(RuntimeError, match="PeerDied: the rank of stage 1, column 0 is gone"),
+        client.trace(
+            PROMPT, serve=server.url, api_key=KEY, max_tokens=400, ignore_eos=True
+        ) as tracer,
+    ):
+        for step in tracer.iter[:]:
+            client.model.layers[6].output[0][-1] += client.model.layers[0].output[0][-1]
+            if step == 5:
+                import os as rank
+
+                from vllm.distributed.parallel_state import get_pp_group
+
+                stage = get_pp_group().rank_in_group
+                with open(f"{running}/{stage}.part", "w") as flag:
+                    flag.write(str(rank.getpid()))
+                rank.rename(f"{running}/{stage}.part", f"{running}/{stage}")
+    killer.join()
+    assert time.monotonic() - killed[0] < 10
+    server.process.wait(60)  # vLLM's server looks every five seconds whether its engine is dead
+    _wait_until_gone(server.process.pid, 10)
+    assert list(_session_members(server.process.pid)) == []
 
 
 def test_an_open_address_wants_a_key() -> None:

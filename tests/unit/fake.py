@@ -34,12 +34,12 @@ class Owner:
         self._answers: dict[tuple[Key, str], Any] = {}
         self._numbers = itertools.count()
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: Any, fixed: str = "") -> Any:
         """The lazies for a read of ``value``, which is kept as it is now."""
         key = Key(Worker("r"), next(self._numbers))
         kept = lazy.map_tensors(value, lambda path, tensor: tensor.detach().clone())
         self.values[key] = (kept,)
-        base = Base(self, key, f"model.layers.{key.access}.output", 0, ALWAYS)
+        base = Base(self, key, f"model.layers.{key.access}.output", 0, ALWAYS, fixed)
         return lazy.map_tensors(
             (kept,), lambda path, tensor: lazy.leaf(base, path, tensor.shape, tensor.dtype, CPU)
         )[0]

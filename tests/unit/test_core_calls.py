@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ppcore.core import ALWAYS, GIVEN, Available, Calling
-from ppcore.messages import Worker
+from ppcore.messages import Failed, Worker
 from tests.unit.network import LOGITS, THREE, WORKER, B, Network
 
 
@@ -190,7 +190,24 @@ def test_a_call_whose_caller_has_raised_is_waited_for_by_nobody(before: bool) ->
     if not before:
         net.do(1, raised)
         net.settle()
-    assert "ended on stage 1 before it made the call" in net.refused[2][number]
+    assert "raised on stage 1 before it made the call" in net.refused[2][number]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_call_whose_caller_may_be_told_first_is_waited_for_by_nobody(before: bool) -> None:
+    # The home raises before the call; so does its caller's block end, wherever it is.
+    net = Network(THREE)
+    call = at_the_middle(net)[2]
+    core = net.cores[0]
+    core._worker(WORKER).next_access = call.key.access
+    if before:
+        net.do(0, core.fail(WORKER, "boom"))
+        net.settle()
+    number, effects = net.cores[2].pull(call.key, "model.b", "", call.home, call.available)
+    net.do(2, effects)
+    if not before:
+        net.do(2, net.cores[2].take(0, Failed(WORKER, call.key.access, "boom")))
+    assert "raised on stage 0 before it made the call" in net.refused[2][number]
 
 
 def test_a_call_that_its_caller_made_before_it_raised_is_computed() -> None:

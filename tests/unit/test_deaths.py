@@ -30,7 +30,12 @@ def told(ranks: list[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
 
 def test_the_first_to_die_is_named(ranks: list[subprocess.Popen[bytes]]) -> None:
     heard: queue.Queue[PeerDied] = queue.Queue()
-    deaths = Deaths(told(ranks), heard.put)
+
+    def hear(error: PeerDied) -> bool:
+        heard.put(error)
+        return True
+
+    deaths = Deaths(told(ranks), hear)
     ranks[1].kill()
     error = heard.get(timeout=10)
     ranks[0].kill()  # as the engine does
@@ -40,8 +45,21 @@ def test_the_first_to_die_is_named(ranks: list[subprocess.Popen[bytes]]) -> None
     assert heard.empty()
 
 
+def test_it_is_told_until_the_client_knows(ranks: list[subprocess.Popen[bytes]]) -> None:
+    heard: queue.Queue[PeerDied] = queue.Queue()
+    answers = iter([False, False, True])
+
+    def hear(error: PeerDied) -> bool:
+        heard.put(error)
+        return next(answers)
+
+    Deaths(told(ranks), hear)
+    ranks[0].kill()
+    assert len({str(heard.get(timeout=10)) for _ in range(3)}) == 1
+
+
 def test_ranks_of_another_host_are_not_named(ranks: list[subprocess.Popen[bytes]]) -> None:
     ranks[0].kill()
     ranks[0].wait(10)  # nobody of this host has that id now
-    deaths = Deaths(told(ranks)[:1], lambda error: None)
+    deaths = Deaths(told(ranks)[:1], lambda error: True)
     assert str(deaths.error()).startswith("a rank, or the engine's core, is gone")

@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 
+from ppcore.errors import BlockError
 from ppcore.runtime import lazy
 from ppcore.runtime.lazy import LazyTensor, force, is_lazy
 from tests.unit.fake import Owner
@@ -318,6 +319,35 @@ def test_a_write_into_a_real_tensor_happens_at_once(owner: Owner, x: LazyTensor)
     expected = torch.zeros(4, 3)
     expected[1:3] = X[1:3]
     assert real.tolist() == (expected + 3 * X).tolist()
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["lazy", "forced"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda x: x.mul_(2),
+        lambda x: x.__setitem__(0, 1.0),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: x.__iadd__(1),
+    ],
+    ids=["mul_", "setitem", "out", "iadd"],
+)
+def test_a_value_that_is_fixed_cannot_be_edited(owner: Owner, edit: Callable, forced: bool) -> None:
+    x = owner.read(torch.arange(6.0).reshape(2, 3), fixed="every stage has its own")
+    if forced:
+        x.tolist()
+    with pytest.raises(BlockError, match="every stage has its own"):
+        edit(x)
+    assert x.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    derived = x * 2
+    derived[0] = 1.0
+    assert derived.tolist() == [[1.0, 1.0, 1.0], [6.0, 8.0, 10.0]]
+
+
+def test_a_view_of_a_value_that_is_fixed_cannot_be_edited(owner: Owner) -> None:
+    x = owner.read(torch.ones(2, 3), fixed="every stage has its own")
+    with pytest.raises(BlockError, match="every stage has its own"):
+        x[0].mul_(2)
 
 
 def test_out_may_be_a_lazy(x: LazyTensor) -> None:
