@@ -1,4 +1,4 @@
-"""``python -m bench [core | accesses | untraced | pulls | traces] [--json FILE]``: run one, or all of them.
+"""``python -m bench [core | accesses | untraced | pulls | traces | timeline] [--json FILE]``: one, or all.
 
 All results are ratios within one run. The pulls come before the traces, since a round trip over the direct
 transport bounds what a step of some traces may cost. ``--page FILE`` measures nothing: it makes the
@@ -36,7 +36,9 @@ def keep(path: Path | None, result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=["core", "accesses", "untraced", "pulls", "traces"]
+        "what",
+        nargs="?",
+        choices=["core", "accesses", "untraced", "pulls", "traces", "timeline"],
     )
     parser.add_argument(
         "--json", type=Path, help="also put the results here, beside those of other benchmarks"
@@ -100,6 +102,11 @@ def main() -> None:
         print(traces.table(result["traces"]))
         if args.plot:
             plot.draw(result["traces"]["cells"], args.plot)
+    if args.what in (None, "timeline"):
+        from . import timeline
+
+        result["timeline"] = timeline.run(repetitions=args.pairs)
+        print(timeline.table(result["timeline"]))
     result = {name: stamped(part) for name, part in result.items()}
     keep(args.json, before | result)
     print(json.dumps(result))

@@ -25,7 +25,7 @@ from .link import Forcing, Link
 from .mediator import PPMediator
 from .ranks import boot_id
 
-#: Events of one rank that nobody has taken yet; what comes after is counted and not kept.
+#: Events of one rank that nobody has taken yet; of what comes after only the number is kept.
 LIMIT = 500_000
 
 
@@ -33,9 +33,9 @@ class Event(NamedTuple):
     """One thing that happened on a rank.
 
     Attributes:
-        kind: "round", "handoff", "runs", "parked", "wait", "pull", "serve".
+        kind: "round", "handoff", "runs", "parked", "wait", "pull", "serve", "lost".
         track: what it happened on: "forward", "listener", or a worker.
-        name: the location, or what was waited for.
+        name: the location, or what was waited for; of "lost", how many events are missing.
         began_ns, ended_ns: on the timeline's clock, nanoseconds.
         link: names a pull on both of its ends: (stage that asked, column, number); None otherwise.
     """
@@ -59,8 +59,8 @@ class Timeline:
     def __init__(self, column: int, offset_ns: int = 0) -> None:
         self.column = column
         self.offset_ns = offset_ns
-        self.lost = 0
         self._events: list[Event] = []
+        self._lost, self._lost_since_ns = 0, 0
 
     def now_ns(self) -> int:
         """The time on the timeline's clock."""
@@ -76,13 +76,21 @@ class Timeline:
     ) -> None:
         """Something that began then ends now."""
         if len(self._events) >= LIMIT:
-            self.lost += 1
+            self._lost_since_ns = self._lost_since_ns if self._lost else began_ns
+            self._lost += 1
             return
         self._events.append(Event(kind, track, name, began_ns, self.now_ns(), link))
 
     def take(self) -> list[Event]:
-        """The events since the last time, in the order in which they ended."""
+        """The events since the last time, in the order in which they ended.
+
+        Where some are missing, the last one is "lost", as long as they were.
+        """
         events, self._events = self._events, []
+        if self._lost:
+            name, since = str(self._lost), self._lost_since_ns
+            events.append(Event("lost", "forward", name, since, self.now_ns()))
+            self._lost = 0
         return events
 
 

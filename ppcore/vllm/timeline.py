@@ -189,7 +189,7 @@ def window(recorded: Recorded, start_ms: float, end_ms: float | None) -> Recorde
 
 
 def summary(recorded: Recorded) -> list[dict[str, Any]]:
-    """For each rank: rounds, and where the forward's time went, in milliseconds."""
+    """For each rank: rounds, where the forward's time went, in milliseconds, and events that are missing."""
     found: list[dict[str, Any]] = []
     for rank, name in sorted(recorded.ranks.items()):
         spans: dict[str, list[float]] = defaultdict(list)
@@ -197,6 +197,7 @@ def summary(recorded: Recorded) -> list[dict[str, Any]]:
             if span.rank == rank:
                 spans[span.kind].append((span.ended - span.began) / 1000)
         pulls = spans["pull"]
+        lost = sum(int(s.name) for s in recorded.spans if (s.rank, s.kind) == (rank, "lost"))
         found.append(
             {
                 "rank": name,
@@ -208,6 +209,7 @@ def summary(recorded: Recorded) -> list[dict[str, Any]]:
                 "pulls": len(pulls),
                 "pull_median_ms": round(median(pulls), 3) if pulls else None,
                 "served": len(spans["serve"]),
+                "lost": lost,
             }
         )
     return found
@@ -218,12 +220,12 @@ def summary(recorded: Recorded) -> list[dict[str, Any]]:
 _WIDTH, _LEFT, _ROW, _GAP = 1180, 150, 18, 26
 _COLOURS = {
     "round": "#dbe4f0", "handoff": "#3b6ea8", "wait": "#d9822b", "parked": "#e9e4d8",
-    "runs": "#2e8b57", "pull": "#b8c7e0", "serve": "#8e5ea2",
+    "runs": "#2e8b57", "pull": "#b8c7e0", "serve": "#8e5ea2", "lost": "#c0392b",
 }  # fmt: skip
 _MEANINGS = {
     "round": "a forward step", "handoff": "a worker is served", "wait": "the forward waits",
     "parked": "a worker is parked", "runs": "a block runs", "pull": "from request to value",
-    "serve": "a peer's pull is answered",
+    "serve": "a peer's pull is answered", "lost": "events are missing",
 }  # fmt: skip
 
 
@@ -269,7 +271,10 @@ def svg(recorded: Recorded) -> str:
             'marker-end="url(#head)" opacity="0.7"/>'
         )
     x = _LEFT
+    happened = {span.kind for span in spans}
     for kind, meaning in _MEANINGS.items():
+        if kind == "lost" and kind not in happened:
+            continue
         out.append(
             f'<rect x="{x}" y="{y:.0f}" width="10" height="10" fill="{_COLOURS[kind]}"/>'
             f'<text x="{x + 14}" y="{y + 9:.0f}">{meaning}</text>'
@@ -325,7 +330,13 @@ def _text(ranks: Sequence[Mapping[str, Any]]) -> str:
         *([("-" if rank[h] is None else str(rank[h])) for h in heads] for rank in ranks),
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in table
-    )
+    ]
+    lines += [
+        f"{rank['rank']}: {rank['lost']} events are missing: too many came before a request ended"
+        for rank in ranks
+        if rank["lost"]
+    ]
+    return "\n".join(lines)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import MODEL, PROMPT, accesses, core, page, plot, traces
+from bench import MODEL, PROMPT, accesses, core, page, plot, timeline, traces
 from bench import __main__ as main
 from bench.workloads import WORKLOADS
 from ppsim import workloads
@@ -160,3 +160,12 @@ def test_every_part_has_its_table():
 def test_a_page_without_the_part_is_refused():
     with pytest.raises(ValueError, match="has no part between"):
         page.filled("nothing", {})
+
+
+def test_a_timeline_costs_the_ratio_of_the_medians():
+    engines = {"without": Engine(20, 10), "with": Engine(21, 10)}
+    found = timeline.measure(engines, "save all", repetitions=4)
+    assert found["ratio"] == pytest.approx(1.05)
+    assert found["quartiles"] == pytest.approx([1.05, 1.05])
+    assert "1.050" in timeline.table({"cells": [found]})
+    assert set(timeline.NAMES) <= set(WORKLOADS)

@@ -117,13 +117,24 @@ def test_an_empty_timeline_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
 # --- recording --------------------------------------------------------------------------------
 
 
-def test_events_are_taken_once_and_bounded() -> None:
+def test_events_are_taken_once_and_bounded_and_those_that_are_missing_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     timeline = Timeline(column=0)
+    written = TimelineFile(tmp_path / "lost.json")
     for number in range(LIMIT + 3):
-        timeline.add("round", "forward", str(number), 0)
-    assert timeline.lost == 3
-    assert len(timeline.take()) == LIMIT
+        timeline.add("round", "forward", str(number), number)
+    events = timeline.take()
+    assert len(events) == LIMIT + 1
+    assert events[-1][:4] == ("lost", "forward", "3", LIMIT)
     assert timeline.take() == []
+    written.append([Part(0, 0, 0, events[-2:])])
+    timeline.add("round", "forward", "after", 0)
+    written.append([Part(0, 0, 0, timeline.take())])
+    assert summary(read(written.path))[0]["lost"] == 3
+    assert "events are missing" in svg(read(written.path))
+    assert main(["timeline", str(written.path)]) == 0
+    assert "3 events are missing" in capsys.readouterr().out
 
 
 def test_ranks_of_one_machine_share_its_clock() -> None:
