@@ -19,9 +19,24 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ..errors import SetupError
+from ..runtime.transport import CHOICES
 
 #: Engine settings that the model class makes by itself.
 _OWN = frozenset({"model", "worker_cls", "enforce_eager"})
+
+#: Arguments of the model class that vLLM does not know.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--pull-timeout-s": {
+        "type": float,
+        "help": "how long a stage waits for a value of another one before the trace ends with a report",
+    },
+    "--block-timeout-s": {
+        "type": float,
+        "help": "how long a block may run without touching the model before its trace ends",
+    },
+    "--transport": {"choices": CHOICES, "help": "what values cross between stages on"},
+    "--timeline": {"metavar": "FILE", "help": "record what every rank does in a Chrome trace"},
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,12 +67,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             epilog="Every option of `vllm serve` is taken. Listens on 127.0.0.1 unless --host says otherwise.",
         )
     )
-    parser.add_argument(
-        "--pull-timeout-s",
-        type=float,
-        default=300.0,
-        help="how long a stage waits for a value of another one before the trace ends with a report",
-    )
+    for flag, options in _OPTIONS.items():
+        parser.add_argument(flag, **options)
     args = parser.parse_args(list(argv))
     validate_parsed_serve_args(args)
     if args.model_tag is None:
@@ -77,7 +88,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         for field in dataclasses.fields(AsyncEngineArgs)
         if field.name not in _OWN and getattr(given, field.name) != getattr(usual, field.name)
     }
-    settings["pull_timeout_s"] = args.pull_timeout_s
+    ours = [flag.removeprefix("--").replace("-", "_") for flag in _OPTIONS]
+    settings |= {name: getattr(args, name) for name in ours if getattr(args, name) is not None}
     return args, settings
 
 

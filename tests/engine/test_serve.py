@@ -186,6 +186,7 @@ def test_an_open_address_wants_a_key() -> None:
 def test_engine_settings_are_those_that_were_given() -> None:
     from ppcore.vllm.serve import parse
 
-    args, settings = parse(["some/model", "--pipeline-parallel-size", "2", "--max-num-seqs", "7"])
-    assert settings == {"pipeline_parallel_size": 2, "max_num_seqs": 7, "pull_timeout_s": 300.0}
+    words = ["--pipeline-parallel-size", "2", "--max-num-seqs", "7", "--timeline", "out.json"]
+    args, settings = parse(["some/model", *words])
+    assert settings == {"pipeline_parallel_size": 2, "max_num_seqs": 7, "timeline": "out.json"}
     assert args.host == "127.0.0.1"

@@ -84,6 +84,7 @@ def test_every_example_is_run_by_a_test() -> None:
     assert whole_programs() and excerpts()
     for page in PAGES:
         # A command that is set off in another way would be seen by nothing here.
+        assert page.read_text().count("```") == 2 * sum(b.page == page for b in blocks()), page.name
         loose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         assert not re.search(r"^(?: {4}|\t)\S", loose, re.MULTILINE), page.name
 
