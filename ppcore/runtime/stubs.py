@@ -9,7 +9,7 @@ without parameters. Calling one, or reading its parameters, inside a block goes 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,10 @@ class Stub:
             if mediator is not None:
                 return mediator().interleaver.parameter(self._ppcore_path, name, info)
         return super().__getattr__(name)  # type: ignore[misc]
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+        """None: an engine that walks its tree, for the layers that take adapters, finds those of its stage."""
+        return iter(())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._ppcore_placeholder is not None:

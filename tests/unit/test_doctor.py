@@ -235,9 +235,9 @@ def test_a_problem_is_the_exit_status(
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines() == [
-        "ok       one  is fine",
-        "note     two  is odd",
-        "              -> look at it",
+        "ok       one           is fine",
+        "note     two           is odd",
+        "                       -> look at it",
         "",
         "0 problems",
     ]

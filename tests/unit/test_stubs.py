@@ -83,6 +83,15 @@ def test_every_path_of_the_whole_model_resolves_after_filling() -> None:
     assert not stubs.is_stub(stage.layers[0])
 
 
+def test_who_walks_through_the_modules_finds_those_of_this_stage() -> None:
+    """vLLM looks for the layers that it has wrapped for adapters in this way."""
+    stage = Model(0, 2)
+    before = [name for name, module in stage.named_modules() if not isinstance(module, Missing)]
+    stubs.fill(stage, "model", known(stage, Model(2, 4, norm=True)), {}, (Missing,))
+    assert [name for name, _ in stage.named_modules()] == before
+    assert stubs.is_stub(stage.get_submodule("layers.3.qkv"))
+
+
 def test_a_stub_looks_like_the_real_module() -> None:
     stub = stubs.make("model.layers.2", ModuleInfo.of(Attention()))
     assert isinstance(stub, Attention)

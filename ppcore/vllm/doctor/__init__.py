@@ -19,6 +19,9 @@ from .pair import pair
 
 __all__ = ["Finding", "add_arguments", "examine", "run", "text"]
 
+#: Of the column of names.
+_WIDTH = 12
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -29,14 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = list(examine(args.ranks))
-    healthy = all(finding.status != "problem" for finding in findings)
+    findings = []
+    for finding in examine(args.ranks):
+        findings.append(finding)
+        if not args.json:  # at once: the next check may take some seconds
+            print(text(finding), flush=True)
+    problems = sum(finding.status == "problem" for finding in findings)
     if args.json:
-        said = {"healthy": healthy, "findings": [asdict(finding) for finding in findings]}
+        said = {"healthy": not problems, "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(said, indent=1))
     else:
-        print(text(findings))
-    return 0 if healthy else 1
+        print(f"\n{problems} problem{'' if problems == 1 else 's'}")
+    return 1 if problems else 0
 
 
 def examine(ranks: int) -> Iterator[Finding]:
@@ -56,17 +63,10 @@ def examine(ranks: int) -> Iterator[Finding]:
         yield pair()
 
 
-def text(findings: list[Finding]) -> str:
-    """The findings to read: lines without a newline at the end."""
-    width = max(len(finding.name) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{finding.status:7}  {finding.name:{width}}  {finding.says}")
-        if finding.cure:
-            lines.append(f"{'':7}  {'':{width}}  -> {finding.cure}")
-    problems = sum(finding.status == "problem" for finding in findings)
-    lines += ["", f"{problems} problem{'' if problems == 1 else 's'}"]
-    return "\n".join(lines)
+def text(finding: Finding) -> str:
+    """A finding to read: one line, or two with what to do."""
+    line = f"{finding.status:7}  {finding.name:{_WIDTH}}  {finding.says}"
+    return line + (f"\n{'':7}  {'':{_WIDTH}}  -> {finding.cure}" if finding.cure else "")
 
 
 def _positive(word: str) -> int:
