@@ -14,6 +14,7 @@ import pickle
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from nnsight.modeling.vllm.batching import VLLMBatcher
@@ -130,7 +131,9 @@ class PipelineRunner:
                 if get_pp_group().is_last_rank:
                     interleaver.recording = Recording(DUMMY_TOKENS, DUMMY_SEQUENCES)
                     recordings.append(interleaver.recording)
-                    logits = self.model.compute_logits(hidden[:DUMMY_SEQUENCES])
+                    one_each = numpy.ones(DUMMY_SEQUENCES, dtype=numpy.int32)
+                    with self.maybe_select_dummy_loras(self.lora_config, one_each):
+                        logits = self.model.compute_logits(hidden[:DUMMY_SEQUENCES])
                     interleaver.recording = Recording(DUMMY_TOKENS, DUMMY_SEQUENCES, own_row=True)
                     recordings.append(interleaver.recording)
                     model = self.nnsight_model
