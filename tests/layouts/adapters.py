@@ -13,7 +13,7 @@ import nnsight
 import torch
 
 from tests.layouts.anatomy import EARLY, LATE, LAYERS
-from tests.layouts.probes import PROMPT, stream
+from tests.layouts.probes import PROMPT, copied, stream
 
 #: Rank and scale of the adapter: its part of a projection is about as large as the projection itself.
 RANK, SCALE = 8, 1.0
@@ -55,12 +55,11 @@ def traces(model: Any, folder: str) -> dict[str, Any]:
             kept = nnsight.save([])
             carried = None
             for _ in tracer.iter[:]:
-                here = model.model.layers[EARLY].self_attn.qkv_proj.output
-                kept.append(here.clone())
+                kept.append(copied(model.model.layers[EARLY].self_attn.qkv_proj.output))
                 if carried is not None:
                     model.model.layers[EARLY].mlp.output[..., -1, :] += carried
                 early = model.model.layers[EARLY].mlp.output.clone()
-                kept.append(model.model.layers[LATE].self_attn.o_proj.output.clone())
+                kept.append(copied(model.model.layers[LATE].self_attn.o_proj.output))
                 late = model.model.layers[LATE].mlp.output
                 model.model.layers[LATE].mlp.output = late + early * 0.5
                 row = stream(model.model.layers[LATE].output)[-1:].clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 #: The first error that a process of an engine reports, which those after it follow from.
@@ -69,7 +69,7 @@ class Engine:
 
 
 class Table:
-    """row -> column -> outcome."""
+    """Of each title: row -> column -> outcome. It prints as text, and can be read back from it."""
 
     def __init__(self) -> None:
         self.cells: dict[str, dict[str, dict[str, str]]] = {}
@@ -94,3 +94,43 @@ class Table:
                 yield row.ljust(wide) + " ".join(shown)
             yield from (f"  {note}" for note in notes)
             yield ""
+
+    @classmethod
+    def read(cls, lines: Iterable[str]) -> Table:
+        """What `lines` printed, without its notes. An outcome is one word then, and none is missing."""
+        table, title, columns, left = cls(), "", list[str](), 0
+        for line in lines:
+            if not line.strip():
+                title = ""
+            elif not title:
+                title, gap, rest = re.fullmatch(r"(\S+(?: \S+)*)(  +)(.*)", line).groups()  # type: ignore[union-attr]
+                columns, left = rest.split(), len(title + gap)
+            elif not line.startswith("  "):
+                row = line[:left].strip()
+                for column, outcome in zip(columns, line[left:].split(), strict=True):
+                    table.enter(title, row, column, outcome)
+        return table
+
+    def update(self, other: Table) -> None:
+        """Take over the rows of ``other``."""
+        for title, rows in other.cells.items():
+            self.cells.setdefault(title, {}).update(rows)
+
+
+#: On the page, what stands between these is the tables of the last runs.
+BEGIN, END = "<!-- tables: nox -s engine -- --page -->\n\n```text\n", "```\n\n<!-- /tables -->"
+
+
+def on_page(page: str) -> Table:
+    """The tables that stand on the page."""
+    return Table.read(page.partition(BEGIN)[2].partition(END)[0].splitlines())
+
+
+def filled(page: str, table: Table) -> str:
+    """The page with the rows of ``table``, and those that it had before of what ``table`` does not tell."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, "the page has no place for tables"
+    whole = on_page(page)
+    whole.update(table)
+    return before + begin + "\n".join(whole.lines()).rstrip() + "\n" + end + after

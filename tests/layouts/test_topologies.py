@@ -171,5 +171,5 @@ def test_every_trace_is_answered_as_on_one_stage(
     bad = {line.partition(":")[0] for line in wrong}
     table.enter(TITLE, str(layout), "traces", str(len(CATALOGUE)))
     table.enter(TITLE, str(layout), "same", str(len(CATALOGUE) - len(bad)))
-    table.enter(TITLE, str(layout), "differ", ", ".join(sorted(bad)) or "0")
+    table.enter(TITLE, str(layout), "differ", ",".join(sorted(bad)) or "0")
     assert not wrong, "\n".join(wrong)
