@@ -1,4 +1,4 @@
-"""What goes wrong in a run, as tasks of the world: the schedule places each of their moves.
+"""What goes wrong in a run, as tasks of the world: the schedule places each of their moves; and drawing it.
 
 A fault strikes after some moves of its own, so that a strategy which chooses among tasks also chooses
 when it strikes, and a replay that names tasks replays it. A block that raises on one rank is no task:
@@ -7,9 +7,12 @@ its step is fixed (see `ppsim.blocks.Frame`).
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .cases import Fault
+from .cases import Case, Fault, Request, visits
+from .programs import Append, Cache, Put, Raise, Read, Save, Stop, walk
 
 if TYPE_CHECKING:
     from .seated import Steps
@@ -50,9 +53,62 @@ def strike(world: World, fault: Fault) -> Steps:
             link = world.rank(fault.stage, fault.column).link
             for _ in range(PATIENCE):
                 yield None
-                if link.waiting and world.channels[channel]:
+                if link.waiting:
                     link.expired = True
                     world.stirred(fault.stage, fault.column)
                     yield None
                     break
             world.let_go(channel)
+
+
+def drawn(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iterator[Fault]:
+    """Faults of these kinds; ``by`` is how much of a long run's moves there are until they strike."""
+
+    def moves(most: int) -> int:
+        return 1 + int(draw.random() ** (2 if by < 1 else 1) * most * by)
+
+    stage, column = draw.randrange(made.stages), draw.randrange(made.columns)
+    request, step = draw.choice(made.requests), None
+    block = [*walk(request.blocks[-1][1])] if request.blocks else []
+    reads = [(at, s.location) for at, s in enumerate(block) if isinstance(s, Read)]
+    if reads and draw.random() < 0.75:
+        # Mostly it goes wrong where the block has something to do, or is about to.
+        step, location = reads[-1] if kinds == {"die"} else draw.choice(reads)
+        stage = next((n for n, found in enumerate(visits(made)) if location in found), stage)
+    peer = draw.choice([other for other in range(made.stages) if other != stage])
+    if kinds == {"raise"} and draw.random() < 0.25:
+        kinds = {"raise", "abort"}
+    if "raise" in kinds and request.blocks:
+        if step is None:
+            step = int(draw.random() ** 2 * (len(block) + 1))
+        columns = range(made.columns) if draw.random() < 0.5 else (column,)
+        for where in columns:
+            yield Fault("raise", stage, where, step, request.name)
+        if len(kinds) == 1 and draw.random() < 0.8:
+            # Some of the others hear of it late.
+            for far in range(made.stages):
+                if far != stage and draw.random() < 0.5:
+                    lasts = draw.randrange(5, 60)
+                    yield Fault("stall", far, column, draw.randrange(3), "", stage, lasts)
+    if "abort" in kinds:
+        # What a registered block leaves is kept for a collect, which an aborted trace brings too, but
+        # not a request without a trace.
+        quiet = not kinds & {"raise", "late"}
+        for other in made.requests:
+            if draw.random() < 0.6 and (other.traced or (quiet and not _keeps(other))):
+                yield Fault("abort", at=moves(80), request=other.name)
+    if "stall" in kinds:
+        yield Fault("stall", stage, column, moves(40), "", peer, moves(120))
+    elif "late" in kinds and made.columns == 1:
+        # Mostly a later stage waits for an earlier one.
+        if draw.random() < 0.7:
+            peer, stage = sorted((peer, stage))
+        yield Fault("late", stage, column, moves(20), "", peer)
+    if "die" in kinds and (len(kinds) == 1 or draw.random() < 0.4):
+        yield Fault("die", stage, column, 1 + int(draw.random() * 60 * by))
+
+
+def _keeps(request: Request) -> bool:
+    """Whether the request's blocks may leave something, saves or an error."""
+    kinds = Save | Append | Put | Cache | Stop | Raise
+    return any(isinstance(s, kinds) for _, block in request.blocks for s in walk(block))

@@ -15,10 +15,10 @@ what needs a call's result in the same turn (see the README).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
-from .cases import Case, Fault, Request, visits
+from . import faults as _faults
+from .cases import Case, Request, visits
 from .programs import (
     Append,
     Blend,
@@ -39,8 +39,6 @@ from .programs import (
     Statement,
     Stop,
     Write,
-    size,
-    walk,
 )
 
 #: How many of the cases are small.
@@ -74,12 +72,8 @@ class Writer:
         # The block may end on one rank while others wait; who ships nothing waits for nobody at the end.
         self.parts = parts
         self.features = features
-        self.order = [
-            location
-            for stage in visits(case)
-            for location in stage
-            if not location.endswith(".skip")
-        ]
+        self.visits = [[x for x in stage if not x.endswith(".skip")] for stage in visits(case)]
+        self.order = [location for stage in self.visits for location in stage]
         # Whether a call's result is there in the same turn.
         self.acts = case.columns == 1
         self.paths = ["N", "N", "E", *(["S"] if case.shared else [])]
@@ -106,6 +100,8 @@ class Writer:
         head = self._caches()
         if self.often and "for" in self.features and self.draw.random() < 0.3:
             return (*head, self._loop(0), *self._after())
+        if self.parts and (whole := self._given() or self._at_the_end()):
+            return tuple(whole)
         body = self._scaled() or (*self._across(), *self._revised(), *self._body(length, 0))
         tail: list[Statement] = []
         saving = 0 if self.parts and self.draw.random() < 0.8 else 0.5
@@ -141,6 +137,41 @@ class Writer:
         if lot < 0.6:
             return [*reads, Mix("m", "e", "l"), Save("m", "m")]
         return [*reads, Mix("m", "e", "l"), If("m", (Save("m", "m"),))]
+
+    def _given(self) -> list[Statement]:
+        """As a whole block: a stage between the others gives a call, an earlier one computes it, and a later
+        one waits for the result. What the call is made of may have to come from an earlier stage, for the
+        call itself or for a write before it."""
+        draw, stages = self.draw, self.visits
+        if len(stages) < 3 or draw.random() < 0.35:
+            return []
+        giver = len(stages) - 2 if draw.random() < 0.7 else draw.randrange(1, len(stages) - 1)
+        here, *further = sorted(draw.sample(range(len(stages[giver])), 2))
+        late = draw.choice(stages[draw.randrange(giver + 1, len(stages))])
+        body: list[Statement] = [Read("o", stages[giver][here])]
+        source = "o"
+        if draw.random() < 0.85:
+            early = giver - 1 if draw.random() < 0.5 else draw.randrange(giver)
+            body.insert(0, Read("e", draw.choice(stages[early])))
+            if draw.random() < 0.4:
+                body.append(Write(stages[giver][further[0]], "e"))
+            else:
+                source = "e"
+        body.append(Call("q", "E", source))
+        lot = draw.random()
+        if lot < 0.5:
+            return [*body, If("q", (Save("q", "q"),))]
+        if lot < 0.8:
+            return [*body, Write(late, "q")]
+        return [*body, Read("l", late), Blend("l", "q"), Save("l", "l")]
+
+    def _at_the_end(self) -> list[Statement]:
+        """As a whole block: calls of the result and of each other, which one stage makes and another waits
+        for, when the request has ended on the one and perhaps not yet on the other."""
+        if self.draw.random() < 0.6:
+            return []
+        calls = [Call("r", "E", "r")] * self.draw.randrange(2, 5)
+        return [Read("r", "result"), *calls, If("r", (Save("r", "r"),))]
 
     def _revised(self) -> list[Statement]:
         """Seldom: a value is looked at, edited or replaced, and looked at again; what is seen then is used
@@ -191,10 +222,13 @@ class Writer:
         return [*read, *late]
 
     def _after(self) -> list[Statement]:
-        """Seldom, at the end: the result, and something that is asked for after it."""
-        if "result" not in self.features or self.draw.random() > (0.3 if self.often else 0.1):
+        """Seldom, at the end: the result, and something that is asked for after it, so that nothing behind it
+        runs."""
+        draw = self.draw
+        if "result" not in self.features or draw.random() > (0.3 if self.often else 0.1):
             return []
-        return [Read("r", "result"), Read("b", self.draw.choice(self.order)), Save("b", "b")]
+        behind = Save("b", "b") if draw.random() < 0.5 else Raise(8)
+        return [Read("r", "result"), Read("b", draw.choice(self.order)), behind]
 
     def _caches(self) -> list[Statement]:
         if "cache" not in self.features:
@@ -381,12 +415,14 @@ def case(seed: int, *, faults: bool = True) -> Case:
     if small:
         # As often as not nothing goes wrong but one rank's block, or one rank's wait.
         lot = draw.random()
-        kinds = {"raise"} if lot < 0.35 else {"late"} if lot < 0.65 else set()
-        if lot > 0.8:
+        kinds = {"raise"} if lot < 0.32 else {"late"} if lot < 0.58 else set()
+        if 0.58 <= lot < 0.68:
+            kinds = {"die"}
+        elif lot > 0.85:
             kinds = {draw.choice(FAULTS)}
-        parts = bool(kinds & {"raise", "late"})
+        parts = bool(kinds & {"raise", "late", "die"})
         # Where one rank raises, another waits and the third does not know yet, there are three.
-        stages = draw.choice([2, 3, 3, 4] if "raise" in kinds else [2, 2, 2, 3])
+        stages = draw.choice([2, 3, 4, 4] if kinds & {"raise", "die"} else [2, 2, 3])
     else:
         parts, fails = False, draw.random() < 0.6
         kinds = {kind for kind in FAULTS if fails and draw.random() < 0.25}
@@ -432,50 +468,4 @@ def case(seed: int, *, faults: bool = True) -> Case:
     made = replace(shape, requests=tuple(requests))
     if not faults:
         return made
-    return replace(made, faults=tuple(_faults(draw, made, kinds, 0.4 if small else 1.0)))
-
-
-def _faults(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iterator[Fault]:
-    """Faults of these kinds; ``by`` is how much of a long run's moves there are until they strike."""
-
-    def moves(most: int) -> int:
-        return 1 + int(draw.random() ** (2 if by < 1 else 1) * most * by)
-
-    stage, column = draw.randrange(made.stages), draw.randrange(made.columns)
-    peer = draw.choice([other for other in range(made.stages) if other != stage])
-    request = draw.choice(made.requests)
-    if kinds == {"raise"} and draw.random() < 0.25:
-        kinds = {"raise", "abort"}
-    if "raise" in kinds and request.blocks:
-        step = int(draw.random() ** 2 * (size(request.blocks[-1][1]) + 1))
-        columns = range(made.columns) if draw.random() < 0.5 else (column,)
-        for where in columns:
-            yield Fault("raise", stage, where, step, request.name)
-        if len(kinds) == 1 and draw.random() < 0.8:
-            # Some of the others hear of it late.
-            for far in range(made.stages):
-                if far != stage and draw.random() < 0.5:
-                    lasts = draw.randrange(5, 60)
-                    yield Fault("stall", far, column, draw.randrange(3), "", stage, lasts)
-    if "abort" in kinds:
-        # What a registered block leaves is kept for a collect, which an aborted trace brings too, but
-        # not a request without a trace.
-        quiet = not kinds & {"raise", "late"}
-        for other in made.requests:
-            if draw.random() < 0.6 and (other.traced or (quiet and not _keeps(other))):
-                yield Fault("abort", at=moves(80), request=other.name)
-    if "stall" in kinds:
-        yield Fault("stall", stage, column, moves(40), "", peer, moves(120))
-    elif "late" in kinds and made.columns == 1:
-        # Mostly a later stage waits for an earlier one.
-        if draw.random() < 0.7:
-            peer, stage = sorted((peer, stage))
-        yield Fault("late", stage, column, moves(20), "", peer)
-    if "die" in kinds and (len(kinds) == 1 or draw.random() < 0.4):
-        yield Fault("die", stage, column, moves(60))
-
-
-def _keeps(request: Request) -> bool:
-    """Whether the request's blocks may leave something, saves or an error."""
-    kinds = Save | Append | Put | Cache | Stop | Raise
-    return any(isinstance(s, kinds) for _, block in request.blocks for s in walk(block))
+    return replace(made, faults=tuple(_faults.drawn(draw, made, kinds, 0.4 if small else 1.0)))
