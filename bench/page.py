@@ -177,10 +177,28 @@ def _traces(part: dict[str, Any]) -> list[str]:
     ]
 
 
+def _timeline(part: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            f"`{cell['name']}`",
+            _figure(cell["without"]),
+            _figure(cell["with"]),
+            f"{cell['ratio']:.3f} ({cell['quartiles'][0]:.3f} to {cell['quartiles'][1]:.3f})",
+        ]
+        for cell in part["cells"]
+    ]
+    return [
+        _said(part, "Traces with and without `timeline=`, two stages, milliseconds, median"),
+        "",
+        *_table(["trace", "without", "with", "ratio (quartiles)"], rows),
+    ]
+
+
 _PARTS = {
     "core": _core,
     "accesses": _accesses,
     "untraced": _untraced,
     "pulls": _pulls,
     "traces": _traces,
+    "timeline": _timeline,
 }

@@ -168,4 +168,6 @@ def test_a_timeline_costs_the_ratio_of_the_medians():
     assert found["ratio"] == pytest.approx(1.05)
     assert found["quartiles"] == pytest.approx([1.05, 1.05])
     assert "1.050" in timeline.table({"cells": [found]})
+    made = page.markdown({"timeline": {"cells": [found]}})
+    assert "| `save all` | 20 | 21 | 1.050 (1.050 to 1.050) |" in made
     assert set(timeline.NAMES) <= set(WORKLOADS)
