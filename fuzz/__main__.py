@@ -80,9 +80,9 @@ def compare(options: argparse.Namespace, first: int, minutes: float) -> int:
 
     every = [*executors.EXECUTORS, executors.ENGINES]
     names = every if options.executors == "all" else options.executors.split(",")
-    end = time.monotonic() + 60 * minutes
     found: executors.Found | None = None
     with executors.started(names, options.layouts.split(",")) as comparison:
+        end = time.monotonic() + 60 * minutes
         for seed, case in comparison.cases(itertools.count(first)):
             found = comparison.run(seed, case)
             if found is not None or time.monotonic() >= end:

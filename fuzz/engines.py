@@ -12,6 +12,7 @@ does not outlive one, are differences; the engine is started again.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -100,6 +101,19 @@ class Engine:
         self._process.start()
         self._ready = False
 
+    def wait_ready(self) -> None:
+        """Wait until it takes programs.
+
+        Raises:
+            EngineError: it did not come up.
+        """
+        assert self._process is not None
+        if not self._ready:
+            self._process.wait_ready(START_S)
+            self._process.call(llama.prepare)
+            self._process.warnings()
+            self._ready = True
+
     def fits(self, case: Case) -> bool:
         """Whether it can run this case."""
         return fits(case, self.columns)
@@ -125,13 +139,9 @@ class Engine:
         Raises:
             EngineError: the engine did not outlive them, or holds something of them afterwards.
         """
+        self.wait_ready()
         process = self._process
         assert process is not None
-        if not self._ready:
-            process.wait_ready(START_S)
-            process.call(llama.prepare)
-            process.warnings()
-            self._ready = True
         answers, left = process.call(llama.serve, requests, timeout_s=DEADLINE_S)
         if left:
             raise EngineError(f"left on the engine {self.layout}: {left}")
@@ -152,7 +162,7 @@ def fits(case: Case, columns: int = 1) -> bool:
     cache of the inputs of all modules, since the logits processor is called with a module, which cannot be
     pickled; and of an edit in place after the result, which its collect makes outside of inference mode.
     With several columns a call's result comes with the next turn where it is computed on a later stage:
-    what acts on one there is refused, or a turn late (see `docs/supported.md`).
+    what acts on one there is refused, or a turn late (see `docs/simulator.md`).
     """
     bodies = [body for request in case.requests for _, body in request.blocks]
     dies = any(_keeps_all_inputs(body) or _edits_after_the_result(body) for body in bodies)
@@ -218,14 +228,24 @@ def numbers(layout: str) -> tuple[int, int]:
     return int(found[1] or 1), int(found[2])
 
 
-def started(layouts: list[str]) -> dict[str, Engine]:
-    """Engines of these layouts, each after the one of one stage that it is compared with."""
+def started(layouts: Sequence[str], stack: ExitStack) -> dict[str, Engine]:
+    """Engines of these layouts, each after the one of one stage that it is compared with.
+
+    Args:
+        stack: what they are closed with.
+    """
     engines: dict[str, Engine] = {}
+
+    def start(layout: str, reference: Engine | None) -> Engine:
+        engine = engines[layout] = Engine(layout, reference)
+        stack.callback(engine.close)
+        engine.wait_ready()  # one after the other: they would take the cores from each other
+        return engine
+
     for layout in layouts:
         columns, _ = numbers(layout)
         single = "pp1" if columns == 1 else f"tp{columns}pp1"
-        if single not in engines:
-            engines[single] = Engine(single)
+        reference = engines.get(single) or start(single, None)
         if layout not in engines:
-            engines[layout] = Engine(layout, engines[single])
+            start(layout, reference)
     return engines

@@ -263,18 +263,16 @@ def started(names: Sequence[str], layouts: Sequence[str] = ("pp2",)) -> Iterator
     Args:
         layouts: of the engines, if they are among them.
     """
-    executors: dict[str, Executor] = {
-        name: EXECUTORS[name]() for name in names if name in EXECUTORS
-    }
-    try:
+    with ExitStack() as stack:
+        executors: dict[str, Executor] = {}
+        for name in names:
+            if name in EXECUTORS:
+                executors[name] = EXECUTORS[name]()
+                stack.callback(executors[name].close)
         if ENGINES in names:
-            executors |= {
-                f"{ENGINES}-{name}": one for name, one in engines.started(layouts).items()
-            }
+            found = engines.started(layouts, stack)
+            executors |= {f"{ENGINES}-{layout}": engine for layout, engine in found.items()}
         yield Comparison(executors)
-    finally:
-        for executor in executors.values():
-            executor.close()
 
 
 __all__ = ["Comparison", "Executor", "Found", "Gloo", "Real", "Reference", "Sim", "started"]

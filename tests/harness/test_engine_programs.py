@@ -1,4 +1,4 @@
-"""How programs are spelled for a real engine's Llama; `tests/engine/test_programs.py` runs them there."""
+"""How programs are spelled for a real engine's Llama; `tests/layouts/test_programs.py` runs them there."""
 
 from __future__ import annotations
 
@@ -81,6 +81,25 @@ def test_an_edit_after_the_result_is_left_out(edit: str, fits: bool) -> None:
     )
     text += f"  r = read result\n  if a\n    {edit}\n"
     assert engines.fits(cases.parse(text)) is fits
+
+
+@pytest.mark.parametrize(
+    "lines, fits",
+    [
+        ("c = mix b a\n  save y c", True),
+        ("c = derive b 1\n  append y c", True),
+        ("write L1.out b", False),
+        ("c = derive b 1\n  d = mix a c\n  if d\n    save y a", False),
+        ("blend a b", False),
+        ("c = call N b", False),
+        ("edit a 2\n  save y b", True),
+    ],
+)
+def test_with_columns_a_calls_result_is_only_kept(lines: str, fits: bool) -> None:
+    text = "stages 2 columns 1 layers 1 shared 0\nrequest A tokens 1\n  a = read L0.in\n"
+    case = cases.parse(f"{text}  b = call N a\n  {lines}\n")
+    assert engines.fits(case, 2) is fits
+    assert engines.fits(case)
 
 
 class Pretended:
