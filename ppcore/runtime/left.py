@@ -49,6 +49,11 @@ class Left:
         if self._left is not None:
             self._before = [tensor.clone() for tensor in _tensors(self._left[2])]
 
+    @property
+    def watched(self) -> bool:
+        """Whether an edit is looked for while the worker goes on."""
+        return self._left is not None
+
     def edited(self) -> bool:
         """Whether the worker has edited the visit's value since it went on."""
         before, self._before = self._before, []

@@ -10,10 +10,9 @@ opens or a value lands.
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from ..errors import BlockError, DeadlineExceeded, Missed, PPError
 from ..messages import Worker
 from ..schedule import REPLICATED
 from ..seat import Move, Seat
-from . import expression, lazy
+from . import expression, lazy, tracebacks
 from .lazy import Base, LazyTensor
 from .left import Left
 from .link import Forcing
@@ -41,9 +40,6 @@ IDLE = Pending(Event.BARRIER, None)
 
 #: The whole value of an access, whatever its structure.
 _WHOLE = expression.of_leaf(())
-
-#: Where the frames are that are not the block's.
-_HERE = os.path.dirname(__file__) + os.sep
 
 
 class Told(dict):
@@ -134,23 +130,30 @@ class PPMediator(Mediator):
 
     def _resume(self, *args: Any) -> Any:
         self._left.resumes(lambda: self.link.core.clock(self.worker_id))
+        frame = self._left.watched and tracebacks.blocks_frame(self.worker)
         self._enter()
         try:
             pending = super().switch(*args)
         except Exception as error:
-            error.__intervention_tb__ = _blocks_own(error)  # type: ignore[attr-defined]
+            error.__intervention_tb__ = tracebacks.blocks_own(error)  # type: ignore[attr-defined]
             raise
         finally:
             self._leave()
         if self._left.edited():
-            pending = self._end_late(self._left.error(self.link.core.stage))
+            pending = self._end_late(self._left.error(self.link.core.stage), frame or None)
         if not self.alive:
             self.link.finish(self.worker_id)
         return pending
 
-    def _end_late(self, error: Missed) -> Any:
-        """It has edited what this rank's forward went on with: end it where it is parked now."""
+    def _end_late(self, error: Missed, frame: FrameType | None) -> Any:
+        """It has edited what this rank's forward went on with: end it where it is parked now.
+
+        Args:
+            frame: the block's; one that is through is told the line that it ended with.
+        """
         if not self.alive:
+            if frame is not None:
+                error.__intervention_tb__ = tracebacks.at(frame)  # type: ignore[attr-defined]
             raise error
         with self.inside():
             return self.worker.throw(error)
@@ -458,25 +461,6 @@ def _check_dtype(location: str, given: Any, value: Any) -> None:
                 f"{location!r} is {value.dtype}, and its replacement {given.dtype}: convert it with "
                 f".to({value.dtype})"
             )
-
-
-def _blocks_own(error: Exception) -> TracebackType | None:
-    """The traceback as far as the block's own code goes: what it called is a tensor's business.
-
-    An error that a lazy raises is then told as the one that a tensor raises, which has no frame.
-    """
-    kept: list[TracebackType] = []
-    entry = getattr(error, "__intervention_tb__", None) or error.__traceback__
-    while entry is not None:
-        ours = entry.tb_frame.f_code.co_filename.startswith(_HERE)
-        if ours and kept and not kept[-1].tb_frame.f_code.co_filename.startswith(_HERE):
-            break
-        kept.append(entry)
-        entry = entry.tb_next
-    found: TracebackType | None = None
-    for entry in reversed(kept):
-        found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return found
 
 
 def _again(value: Any) -> Any:

@@ -43,7 +43,7 @@ _SERVICE = (
     ),
 )
 #: How nnsight names the file of a block.
-_BLOCK = "<edit-"
+BLOCK = "<edit-"
 
 
 class Watchdog:
@@ -123,7 +123,7 @@ def _in_block(frame: FrameType | None) -> bool:
     """Whether a thread runs a block's own code, or what that calls."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_BLOCK):
+        if file.startswith(BLOCK):
             return True
         if file.startswith(_SERVICE):
             return False

@@ -255,9 +255,11 @@ request A tokens 1
 """
 
 
-@pytest.mark.parametrize("after", ["", "  b = read L1.out\n"], ids=["at the end", "before a read"])
+@pytest.mark.parametrize(
+    "after, line", [("", 9), ("  b = read L1.out\n", 10)], ids=["at the end", "before a read"]
+)
 def test_an_edit_after_a_collective_call_that_the_forward_did_not_wait_for_is_an_error(
-    after: str,
+    after: str, line: int
 ) -> None:
     case = cases.parse(STEERS + after)
     assert execute.execute(case, RandomWalk(1)).failure is None
@@ -268,9 +270,10 @@ def test_an_edit_after_a_collective_call_that_the_forward_did_not_wait_for_is_an
         done = execute.execute(case, RandomWalk(1))
     error = done.outcomes["A"].error
     assert error is not None
-    assert (error.kind, error.text[:45]) == (
+    assert (error.kind, error.text[:45], error.line) == (
         "Missed",
         "an in-place edit of 'model.model.layers.0.out",
+        line,
     )
 
 
