@@ -51,11 +51,58 @@ def shipped(node: Node) -> tuple[Base, str] | None:
         return None
     if len(spelling.bases) != 1:
         return None
-    moved = node.meta.numel() * node.meta.element_size()
-    if moved > sum(spelling.leaves.values()):
+    if size_bytes(node) > sum(spelling.leaves.values()):
         return None
     text = json.dumps([spelling.steps, result], separators=(",", ":"))
     return (next(iter(spelling.bases.values())), text) if len(text) <= LIMIT else None
+
+
+def size_bytes(node: Node) -> int:
+    """Bytes of the tensor that a node is."""
+    return node.meta.numel() * node.meta.element_size()
+
+
+class Origins:
+    """Which access each node is made of, where that is one alone."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Base | None] = {}
+        self._leaves: dict[Base, dict[int, int]] = {}
+
+    def of(self, node: Node) -> Base | None:
+        """The access; None where there is none or are several, or some of the data is here."""
+        stack = [node]
+        while stack:
+            part = stack[-1]
+            if part.sequence in self._found:
+                stack.pop()
+                continue
+            left = [source for source in part.inputs if source.sequence not in self._found]
+            if left and not _settled(part):
+                stack += left
+                continue
+            self._found[part.sequence] = self._origin(part)
+            stack.pop()
+        return self._found[node.sequence]
+
+    def _origin(self, part: Node) -> Base | None:
+        if _settled(part):
+            return None
+        if part.base is not None:
+            self._leaves.setdefault(part.base, {})[part.sequence] = size_bytes(part)
+            return part.base
+        origins = {self._found[source.sequence] for source in part.inputs}
+        return origins.pop() if len(origins) == 1 else None
+
+    def size_bytes(self, base: Base) -> int:
+        """Bytes of those leaves of an access that were come across."""
+        return sum(self._leaves[base].values())
+
+
+def _settled(part: Node) -> bool:
+    """Whether a node's data, or a change of it, is here."""
+    family = part.family
+    return part.executed or part.cache is not None or bool(family and family.mutations)
 
 
 def of_base(node: Node) -> tuple[Base, str] | None:
@@ -86,12 +133,11 @@ class _Spelling:
         self._done: dict[int, int] = {}
 
     def visit(self, part: Node) -> Any:
-        family = part.family
-        if part.executed or part.cache is not None or (family is not None and family.mutations):
+        if _settled(part):
             raise _Unshippable
         if part.base is not None:
             self.bases[id(part.base)] = part.base
-            self.leaves[part.sequence] = part.meta.numel() * part.meta.element_size()
+            self.leaves[part.sequence] = size_bytes(part)
             return {"l": list(part.leaf)}
         if part.sequence in self._done:
             return {"r": self._done[part.sequence]}

@@ -24,7 +24,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +36,9 @@ from . import expression, ops
 
 _sequence = itertools.count()
 _NO_FUNCTION = torch._C.DisableTorchFunctionSubclass
+
+#: What another message costs, in bytes that could cross in its place.
+_MESSAGE_BYTES = 64 * 1024
 
 
 class Fetcher(Protocol):
@@ -706,16 +709,48 @@ def _plan(wanted: Iterable[Node]) -> tuple[list[tuple[Node, Base, str]], list[No
             plan.append((node, *shipped))
         else:
             local.append(node)
-    order = _closure(local)
+    if not local:
+        return plan, []
+    origins = expression.Origins()
+    order, parts = _closure(local, origins)
+    whole = _whole(order, parts, origins)
+    if whole:
+        order, parts = _closure(local, origins, whole)
+    plan += parts
     for node in order:
         if node.base is not None:
             plan.append((node, node.base, expression.of_leaf(node.leaf)))
     return plan, order
 
 
-def _closure(wanted: list[Node]) -> list[Node]:
-    """Every node that has to run for ``wanted`` to be what the block sees now, in program order."""
+def _whole(
+    order: list[Node], parts: list[tuple[Node, Base, str]], origins: expression.Origins
+) -> set[Base]:
+    """The accesses of which parts would move more than all: that is needed too, or they are many."""
+    taken: dict[Base, dict[str, int]] = {}
+    for node, base, text in parts:
+        taken.setdefault(base, {})[text] = expression.size_bytes(node)
+    whole = {node.base for node in order if node.base is not None}
+    for base, sizes in taken.items():
+        if sum(sizes.values()) + _MESSAGE_BYTES * (len(sizes) - 1) > origins.size_bytes(base):
+            whole.add(base)
+    return whole.intersection(taken)
+
+
+def _closure(
+    wanted: list[Node], origins: expression.Origins, whole: Container[Base] = ()
+) -> tuple[list[Node], list[tuple[Node, Base, str]]]:
+    """Every node that has to run for ``wanted`` to be what the block sees now, in program order.
+
+    Args:
+        whole: accesses of which no part is pulled by itself.
+
+    Returns:
+        The nodes, and what is pulled instead of more of them: a part that is made of one access alone
+        is evaluated where that is.
+    """
     needed: dict[int, Node] = {}
+    parts: dict[int, tuple[Node, Base, str]] = {}
     # A node, and the point of the program up to which its memory's mutations matter.
     stack: list[tuple[Node, float]] = [(node, float("inf")) for node in wanted]
     while stack:
@@ -723,13 +758,19 @@ def _closure(wanted: list[Node]) -> list[Node]:
         for mutation in node.family.mutations if node.family is not None else ():
             if mutation.sequence < until and mutation.sequence not in needed:
                 stack.append((mutation, mutation.sequence))
-        if node.done or node.cache is not None or node.sequence in needed:
+        if node.done or node.cache is not None or node.sequence in needed or node.sequence in parts:
             continue
+        origin = origins.of(node) if isinstance(node.meta, torch.Tensor) else None
+        if origin is not None and origin not in whole:
+            shipped = expression.shipped(node)
+            if shipped is not None:
+                parts[node.sequence] = node, *shipped
+                continue
         needed[node.sequence] = node
         for source in node.inputs:
             alias = source.family is not None and source.family is node.family
             stack.append((source, until if alias else node.sequence))
-    return [needed[sequence] for sequence in sorted(needed)]
+    return [needed[sequence] for sequence in sorted(needed)], [parts[s] for s in sorted(parts)]
 
 
 def _replay(start: Iterable[Node]) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ppcore.errors import BlockError
-from ppcore.runtime import lazy
+from ppcore.runtime import expression, lazy
 from ppcore.runtime.lazy import LazyTensor, force, is_lazy
 from tests.unit.fake import Owner
 
@@ -237,6 +237,58 @@ def test_an_expansion_brings_its_operand_and_not_its_result(owner: Owner) -> Non
     assert row.repeat(1000, 1).shape == (1000, 3)
     assert row.repeat(1000, 1)[7].tolist() == X[0].tolist()
     assert owner.pulled_bytes == 3 * 4
+
+
+def test_what_is_made_of_several_values_brings_of_each_what_it_needs(owner: Owner) -> None:
+    values = [torch.rand(50, 40) for _ in range(3)]
+    x, y, z = map(owner.read, values)
+    made = torch.stack([x.sum(), y[1, 2], z.exp().mean()]) * 2
+    expected = torch.stack([values[0].sum(), values[1][1, 2], values[2].exp().mean()]) * 2
+    assert torch.equal(force(made), expected)
+    assert (owner.fetches, len(owner.pulled), owner.pulled_bytes) == (1, 3, 3 * 4)
+
+
+def test_a_value_that_is_needed_whole_crosses_whole_and_once(owner: Owner) -> None:
+    first, second = torch.rand(50, 40), torch.rand(50, 40)
+    x, y = owner.read(first), owner.read(second)
+    assert torch.equal(force(x * y[0] + x.sum()), first * second[0] + first.sum())
+    assert (len(owner.pulled), owner.pulled_bytes) == (2, (50 + 1) * 40 * 4)
+
+
+def test_many_small_parts_of_a_value_cross_as_the_value(owner: Owner) -> None:
+    first, second = torch.rand(50, 40), torch.rand(50, 40)
+    x, y = owner.read(first), owner.read(second)
+    made = sum(x[i].sum() * y[0].sum() for i in range(10))
+    torch.testing.assert_close(
+        force(made), sum(first[i].sum() * second[0].sum() for i in range(10))
+    )
+    assert (len(owner.pulled), owner.pulled_bytes) == (1 + 1, first.numel() * 4 + 4)
+
+
+def test_a_part_is_what_it_was_when_the_line_ran(owner: Owner) -> None:
+    first, second = torch.rand(50, 40), torch.rand(50, 40)
+    x, y = owner.read(first), owner.read(second)
+    before = x[0].sum()
+    x[0] = 1.0
+    assert torch.equal(force(before + y.sum()), first[0].sum() + second.sum())
+    assert torch.equal(force(x[0].sum() + y.sum()), torch.ones(40).sum() + second.sum())
+
+
+def test_planning_looks_at_each_node_once(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    origin = expression.Origins._origin
+    monkeypatch.setattr(
+        expression.Origins,
+        "_origin",
+        lambda self, node: looked.append(node.sequence) or origin(self, node),
+    )
+    x, total = owner.read(torch.rand(5)), owner.read(torch.rand(5)).sum()
+    for _ in range(30):
+        total = total * x.sum()
+    float(total)
+    # Each sum, each product, and the two values.
+    assert len(looked) == len(set(looked)) == 2 * 30 + 1 + 2
+    assert len(owner.pulled) == 2
 
 
 def test_a_leaf_of_a_nested_value_brings_that_leaf(owner: Owner) -> None:
