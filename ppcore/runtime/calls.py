@@ -170,9 +170,9 @@ class Calls:
         link = self.interleaver.link
         assert link is not None
         location = f"{path}.{name}"
-        kept = mediator.__dict__.setdefault("_parameters", {})
+        kept = mediator.parameters
         if location not in kept:
-            # Kept for as long as the worker lives: it is one tensor to the block however often it is
+            # Kept until the request is over: it is one tensor to the block however often it is
             # read, it crosses once, and its pull is answered once.
             owner = min(link.core.home(path))
             key = Key(Worker(mediator.worker_id.request, mediator.worker_id.block), STATIC)

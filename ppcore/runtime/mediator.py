@@ -53,12 +53,14 @@ class PPMediator(Mediator):
         worker_id: the worker's name, the same on every rank.
         seat: what the worker is parked on, to the protocol.
         held: the same to nnsight, where this rank's forward will not serve it.
+        parameters: location -> the lazy of another stage's parameter, once the block has read it.
     """
 
     link: Link
     worker_id: Worker
     seat: Seat
     held: Pending | None
+    parameters: dict[str, LazyTensor]
 
     @classmethod
     def adopt(cls, mediator: Mediator, worker: Worker, link: Link) -> PPMediator:
@@ -72,6 +74,7 @@ class PPMediator(Mediator):
         adopted._resume_with = None
         adopted._reported = False
         adopted._left = Left()
+        adopted.parameters = {}
         adopted._seen = {}
         adopted._rows = {}
         draws = None
@@ -436,6 +439,7 @@ class PPMediator(Mediator):
         self.caches = []
         self.pending = self.held = self._resume_with = None
         self._left = Left()
+        self.parameters = {}
         self._seen = {}
         self._rows = {}
         if self.exception is not None:

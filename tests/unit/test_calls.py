@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from nnsight.intervention.interleaver import Mediator
 
 from ppcore.core import Available, Core
 from ppcore.errors import BlockError
@@ -19,6 +21,7 @@ from ppcore.runtime.calls import Calls, involved, module_of
 from ppcore.runtime.interleaver import PPInterleaver
 from ppcore.runtime.lazy import is_lazy
 from ppcore.runtime.link import Link
+from ppcore.runtime.mediator import PPMediator
 from ppcore.runtime.stubs import ModuleInfo
 from ppcore.schedule import Schedule
 
@@ -117,7 +120,7 @@ class Rank:
         )
         self.link.open_round(["r"])
         self.core.start(WORKER)
-        self.mediator: Any = SimpleNamespace(worker_id=WORKER)
+        self.mediator: Any = SimpleNamespace(worker_id=WORKER, parameters={})
 
     def call(self, path: str, *args: Any, **kwargs: Any) -> Any:
         module = self.modules[path]
@@ -347,6 +350,17 @@ def test_a_parameter_of_another_stage_is_one_lazy_however_often_it_is_read(rank:
     assert rank.calls.parameter(rank.mediator, "m.b", "weight", info) is weight
     assert rank.calls.parameter(rank.mediator, "m.b", "bias", info).shape == (5,)
     assert rank.core.call(WORKER, "m.a", frozenset({0}), False, ()).key.access == 0
+
+
+def test_a_worker_whose_request_is_over_holds_no_parameter(rank: Rank) -> None:
+    # Whatever holds the worker: only part of this was pulled, and that would stay too.
+    info = ModuleInfo.of(rank.elsewhere["m.b"])
+    plain = Mediator(compile("pass", "<block>", "exec"), {}, {})
+    worker = PPMediator.adopt(plain, WORKER, rank.link)
+    kept = weakref.ref(rank.calls.parameter(worker, "m.b", "weight", info))
+    assert kept() is not None
+    worker.let_go()
+    assert kept() is None
 
 
 def test_a_parameter_or_buffer_is_given_to_a_peer_without_its_gradients() -> None:
