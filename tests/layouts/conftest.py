@@ -8,6 +8,7 @@ with ``--page`` its rows go into docs/supported.md, in place of those that it ha
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TABLE] = Table()
 
 
+@pytest.fixture(autouse=True)
+def on_the_page(request: pytest.FixtureRequest, table: Table) -> Iterator[None]:
+    """What a run that is stopped has found is on the page."""
+    yield
+    _write(request.config, table)
+
+
+def _write(config: pytest.Config, table: Table) -> None:
+    if config.getoption("--page", default=False):
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def table(request: pytest.FixtureRequest) -> Table:
     return request.config.stash.setdefault(TABLE, Table())
@@ -52,5 +65,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("layouts")
         for line in table.lines():
             terminalreporter.write_line(line)
-        if config.getoption("--page", default=False):
-            PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+        _write(config, table)

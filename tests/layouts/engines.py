@@ -107,14 +107,18 @@ class Table:
                 columns, left = rest.split(), len(title + gap)
             elif not line.startswith("  "):
                 row = line[:left].strip()
-                for column, outcome in zip(columns, line[left:].split(), strict=True):
+                for column, outcome in zip(columns, line[left:].split(), strict=False):
                     table.enter(title, row, column, outcome)
         return table
 
     def update(self, other: Table) -> None:
-        """Take over the rows of ``other``."""
+        """Take over the rows of ``other`` that tell of every column: the others are not run to their end."""
         for title, rows in other.cells.items():
-            self.cells.setdefault(title, {}).update(rows)
+            mine = self.cells.setdefault(title, {})
+            columns = {column for cells in [*mine.values(), *rows.values()] for column in cells}
+            mine |= {row: cells for row, cells in rows.items() if cells.keys() == columns}
+            if not mine:
+                del self.cells[title]
 
 
 #: On the page, what stands between these is the tables of the last runs.

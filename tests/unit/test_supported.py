@@ -33,7 +33,11 @@ def test_a_page_takes_new_rows_and_keeps_the_others() -> None:
     first.enter("title", "old", "reads", "differs")
     first.enter("title", "other", "reads", "ok")
     second.enter("title", "old", "reads", "ok")
-    page = filled(filled(EMPTY, first), second)
+    second.enter("title", "begun", "another", "ok")
+    third = Table()
+    third.enter("title", "old", "reads", "ok")
+    assert filled(filled(EMPTY, first), second) == filled(EMPTY, first)
+    page = filled(filled(EMPTY, first), third)
     assert on_page(page).cells == {"title": {"old": {"reads": "ok"}, "other": {"reads": "ok"}}}
     assert page.partition("```text")[0] == PAGE.partition("```text")[0]
 
