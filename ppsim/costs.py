@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds, and bytes a second.
+    """Seconds, and bytes a second; by default roughly those of two CPU cores, to be measured elsewhere.
 
     Attributes:
         latency_s: of the network, one way.
@@ -78,9 +78,9 @@ class Costs:
 
     latency_s: float = 15e-6
     bandwidth: float = 5e9
-    message_s: float = 90e-6
-    lazy_s: float = 60e-6
-    keep_s: float = 15e-6
+    message_s: float = 100e-6
+    lazy_s: float = 250e-6
+    keep_s: float = 80e-6
     copy: float = 10e9
     command_s: float = 200e-6
     trace_s: float = 0.0
