@@ -37,7 +37,9 @@ def run(*, repetitions: int = 15) -> dict[str, Any]:
         settings = {"without": None, "with": str(Path(folder) / "timeline.json")}
         engines = {
             name: stack.enter_context(
-                EngineProcess(checkpoint, pipeline_parallel_size=2, timeline=file, **ENGINE)
+                EngineProcess(
+                    checkpoint, warm=True, pipeline_parallel_size=2, timeline=file, **ENGINE
+                )
             )
             for name, file in settings.items()
         }
