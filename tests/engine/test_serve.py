@@ -62,8 +62,9 @@ def server(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         url = f"http://127.0.0.1:{port}"
         wait_healthy(url, process, log)
         yield Server(url, checkpoint, process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
         assert list(_session_members(process.pid)) == []
     finally:
         if process.poll() is None:
