@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from .. import cases, fuzz, hunts, mutants, shortest, shrink, tokens
+from .. import cases, fuzz, hunts, mutants, shortest, shrink, tested, tokens
 from ..hunts import Rate
 from ..progress import Bar
 from ..strategies import Switches
@@ -46,7 +46,8 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim mutants``."""
-    chosen = [m for m in mutants.CATALOGUE if not options.only or m.name in options.only]
+    everything = (*mutants.CATALOGUE, *tested.TESTED)
+    chosen = [mutant for mutant in everything if not options.only or mutant.name in options.only]
     if not chosen:
         print(f"no mutant is named {', '.join(options.only)}")
         return 2, {}
@@ -57,7 +58,8 @@ def run(options: argparse.Namespace) -> Answer:
         answers.append(answer)
         word = f"killed by {answer['property']}" if answer["killed"] else "SURVIVES"
         print(
-            f"{answer['layer']:8} {answer['mutant']:42} {word} after {answer['executions']}"
+            f"{answer['layer']:8} {answer['mutant']:42} {word}"
+            + (f" after {answer['executions']}" if answer["executions"] else "")
             + (f", shrunk to {answer['length']}" if "length" in answer else ""),
             flush=True,
         )
@@ -99,6 +101,8 @@ def _one(
     """Everything about one mutant."""
     mutant = mutants.named(name)
     try:
+        if mutant.test:
+            return {"layer": mutant.layer, "test": mutant.test, **asdict(tested.tried(mutant))}
         found = hunts.hunt(mutant, executions=executions, seconds=seconds, first=first)
     except mutants.Misplaced as error:
         # The code has changed: nothing was planted, so nothing was found. The others are looked for.
@@ -127,7 +131,7 @@ def _one(
 
 def _executions(answers: list[dict[str, Any]]) -> dict[str, float]:
     """How many executions it takes to find what is found."""
-    counts = sorted(answer["executions"] for answer in answers if answer["killed"])
+    counts = sorted(answer["executions"] for answer in answers if answer["number"] >= 0)
     if not counts:
         return {}
     found = {

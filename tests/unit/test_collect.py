@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections import OrderedDict, namedtuple
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from nnsight.intervention.cache import Cache, CacheView, Entry
 from ppcore.errors import Diverged
 from ppcore.runtime.collect import Taken, put_together
 from ppcore.runtime.lazy import force, is_lazy
+from ppcore.runtime.requests import StagedRequests
 from ppcore.saves import Shipment, merge, spell_leaves, union
 from tests.unit.fake import Owner
 
@@ -240,3 +243,12 @@ def test_two_caches_keep_apart_and_one_saved_twice_is_one() -> None:
     assert of(found["first"]) == {"m.0": ["0"], "m.1": ["1"]}
     assert of(found["second"]) == {"n.0": ["0"], "n.1": ["1"]}
     assert found["again"][0]._cache is found["first"]._cache
+
+
+def test_a_save_that_cannot_be_pickled_is_its_requests_error() -> None:
+    link = SimpleNamespace(core=SimpleNamespace(stage=0, stages=1, requests=[]))
+    rank = SimpleNamespace(link=link, _recorded=partial(place, stage=0))
+    saves = {"fine": X, "x": threading.Lock()}
+    shipment = StagedRequests._ship(rank, "r", saves, None)  # type: ignore[arg-type]
+    assert "cannot pickle" in json.dumps(shipment.error) and shipment.own_error
+    assert not shipment.leaves
