@@ -7,6 +7,7 @@ run in a process of its own, twice: it has to pass as the code is, and to fail w
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import time
@@ -153,8 +154,9 @@ def tried(mutant: Mutant) -> Hunt:
 
 def main(name: str) -> int:
     """Run a mutant's test, in this process; 0 where the bug is found."""
-    import pytest
-
+    pytest = importlib.import_module(
+        "pytest"
+    )  # only here: the simulator needs the standard library
     mutant = named(name)
     chosen = ["-q", "-x", "-p", "no:cacheprovider", mutant.test]
     if pytest.main(chosen) != pytest.ExitCode.OK:
