@@ -143,21 +143,27 @@ def _unkey(parts: list[Any]) -> Key:
 
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
+_quote = json.encoder.encode_basestring_ascii
+_decode = json.JSONDecoder().raw_decode
 
 
 def spell(message: Message) -> str:
     """One line of text for ``message``: its word, then its fields as JSON."""
     fields: list[object]
     match message:
-        case Pull():
-            fields = [message.number, _key(message.key), message.location, message.expression]
+        # The first two are written out, since a pull waits for them: the same text in a fifth of the time.
+        case Reply():
+            return f"reply [{message.number}]"
+        case Pull(number, ((request, block), access), location, expression):
+            return (
+                f"pull [{number},[{_quote(request)},{_quote(block)},{access}],{_quote(location)},"
+                f"{_quote(expression)}]"
+            )
         case Probe():
             fields = [message.number, message.call]
         case Call():
             of = [_key(key) for key in message.of]
             fields = [_key(message.key), message.location, message.call, of]
-        case Reply():
-            fields = [message.number]
         case Never():
             fields = [message.number, message.reason]
         case Release():
@@ -181,7 +187,9 @@ def parse(text: str) -> Message:
     """
     word, _, rest = text.partition(" ")
     try:
-        fields = json.loads(rest)
+        fields, end = _decode(rest)
+        if end != len(rest):
+            raise ValueError(f"{len(rest) - end} characters follow")
         match word:
             case "pull":
                 number, key, location, expression = fields

@@ -10,10 +10,11 @@ that it was received into. For that its bytes begin at a multiple of 64 from the
 
 from __future__ import annotations
 
-import ctypes
 import struct
+from functools import lru_cache
 from typing import Any
 
+import numpy
 import torch
 
 _DTYPES = [
@@ -34,6 +35,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 _NAMES = {dtype: dtype_name(dtype) for dtype in _DTYPES}
 _BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
+#: Dtypes that numpy does not have -> one of as many bits. torch neither conjugates nor negates these lazily.
+_BITS = {
+    dtype: torch.int16 if dtype.itemsize == 2 else torch.int8
+    for dtype in _DTYPES
+    if dtype is torch.bfloat16 or "float8" in _NAMES[dtype]
+}
+
+_TENSOR = ord("t")
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
@@ -124,27 +133,45 @@ def _encode(value: Any, out: _Pieces) -> None:
         raise TypeError(f"a {type(value).__name__} cannot cross between stages")
 
 
+@lru_cache(maxsize=256)
+def _described(name: str, shape: tuple[int, ...], size: int) -> bytes:
+    """A tensor up to its bytes."""
+    coded = name.encode()
+    return struct.pack(
+        f"<cB{len(coded)}sB{len(shape)}qQ", b"t", len(coded), coded, len(shape), *shape, size
+    )
+
+
 def _encode_tensor(tensor: torch.Tensor, out: _Pieces) -> None:
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot cross between stages")
-    # Each call into torch costs about a microsecond, so those without effect are left out.
+    array = _as_array(tensor)
+    size = array.nbytes
+    out += _described(name, array.shape, size)
+    if size < SHARED:
+        out += array.tobytes()
+    else:
+        out.end_with(memoryview(array.reshape(-1).view(numpy.uint8)))
+
+
+def _as_array(tensor: torch.Tensor) -> Any:
+    """The tensor's numbers, or its bits, over the same memory where that is the host's.
+
+    A call into torch takes a microsecond, and five where the processor has not seen its code for a while;
+    so numpy is asked what torch would be, and torch only after numpy has refused.
+    """
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         tensor = tensor.to("cpu")
-    tensor = tensor.contiguous()
-    shape, size = tensor.shape, tensor.nbytes
-    coded = name.encode()
-    out += struct.pack(
-        f"<cB{len(coded)}sB{len(shape)}qQ", b"t", len(coded), coded, len(shape), *shape, size
-    )
-    if size < SHARED:
-        out += ctypes.string_at(tensor.data_ptr(), size)
-    else:
-        out.end_with(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    bits = _BITS.get(tensor.dtype)
+    if bits is not None:
+        return tensor.view(bits).numpy()
+    try:
+        return tensor.numpy()
+    except RuntimeError:  # lazily conjugated or negated
+        return tensor.resolve_conj().resolve_neg().numpy()
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
@@ -170,9 +197,9 @@ def _decode(view: memoryview, at: int, depth: int) -> tuple[Any, int]:
         raise ValueError(f"a value nested deeper than {_DEPTH}")
     kind = view[at]
     at += 1
+    if kind == _TENSOR:
+        return _decode_tensor(view, at)
     match chr(kind):
-        case "t":
-            return _decode_tensor(view, at)
         case "N":
             return None, at
         case "T":
@@ -214,26 +241,11 @@ def _within(view: memoryview, at: int, length: int) -> None:
 
 
 def _decode_tensor(view: memoryview, at: int) -> tuple[torch.Tensor, int]:
-    length = view[at]
-    name = str(view[at + 1 : at + 1 + length], "ascii")
-    dtype = _BY_NAME.get(name)
-    if dtype is None:
-        raise ValueError(f"{name!r} is no dtype")
-    at += 1 + length
-    dimensions = view[at]
-    if dimensions > _DIMENSIONS:
-        raise ValueError(f"a tensor of {dimensions} dimensions")
-    shape = struct.unpack_from(f"<{dimensions}q", view, at + 1)
-    at += 1 + 8 * dimensions
-    size = _U64.unpack_from(view, at)[0]
-    at += 8
-    count = 1
-    for extent in shape:
-        if extent < 0:
-            raise ValueError(f"a tensor of shape {shape}")
-        count *= extent
-    if count * dtype.itemsize != size:
-        raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {size} bytes")
+    end = at + 1 + view[at]
+    begin, end = at, end + 1 + 8 * view[end] + 8
+    _within(view, begin, end - begin)
+    dtype, shape, size = _description(bytes(view[begin:end]))
+    at = end
     if size >= SHARED:
         at += -at % _ALIGNMENT
     _within(view, at, size)
@@ -245,4 +257,26 @@ def _decode_tensor(view: memoryview, at: int) -> tuple[torch.Tensor, int]:
     tensor = torch.frombuffer(raw, dtype=dtype)
     if size >= SHARED and tensor.data_ptr() % _ALIGNMENT:
         tensor = tensor.clone()
-    return tensor if dimensions == 1 else tensor.reshape(shape), at + size
+    return tensor if len(shape) == 1 else tensor.reshape(shape), at + size
+
+
+@lru_cache(maxsize=256)
+def _description(raw: bytes) -> tuple[torch.dtype, tuple[int, ...], int]:
+    """A tensor's dtype, shape and size in bytes, as `_described` wrote them after the first byte."""
+    name = str(raw[1 : 1 + raw[0]], "ascii")
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        raise ValueError(f"{name!r} is no dtype")
+    at = 1 + raw[0]
+    dimensions = raw[at]
+    if dimensions > _DIMENSIONS:
+        raise ValueError(f"a tensor of {dimensions} dimensions")
+    *shape, size = struct.unpack_from(f"<{dimensions}qQ", raw, at + 1)
+    count = 1
+    for extent in shape:
+        if extent < 0:
+            raise ValueError(f"a tensor of shape {tuple(shape)}")
+        count *= extent
+    if count * dtype.itemsize != size:
+        raise ValueError(f"a tensor of shape {tuple(shape)} and {dtype} does not have {size} bytes")
+    return dtype, tuple(shape), size

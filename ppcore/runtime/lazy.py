@@ -653,7 +653,11 @@ def _extent(meta: torch.Tensor) -> tuple[int, int]:
 
 def force(tensor: Any) -> torch.Tensor:
     """The real tensor behind ``tensor``, brought here if need be."""
-    return resolve(tensor)
+    if not isinstance(tensor, LazyTensor):
+        return resolve(tensor)
+    if not tensor.node.executed:
+        materialize([tensor.node])
+    return _real(tensor)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -778,7 +782,10 @@ def _replay(start: Iterable[Node]) -> None:
 
     In program order: whatever a node depends on was recorded before it.
     """
-    heap = [(node.sequence, node) for node in dict.fromkeys(start)]
+    nodes = dict.fromkeys(start)
+    if all(node.done and _is_alone(node) for node in nodes):
+        return
+    heap = [(node.sequence, node) for node in nodes]
     heapq.heapify(heap)
     queued = {sequence for sequence, _ in heap}
     while heap:
@@ -792,6 +799,16 @@ def _replay(start: Iterable[Node]) -> None:
                 if not follower.done and follower.sequence not in queued:
                     queued.add(follower.sequence)
                     heapq.heappush(heap, (follower.sequence, follower))
+
+
+def _is_alone(node: Node) -> bool:
+    """Whether nothing is in the node's memory but it, or is made of that."""
+    family = node.family
+    if node.target is not None:
+        return False
+    return family is None or (
+        len(family.members) == 1 and not family.mutations and not len(family.readers)
+    )
 
 
 def _try(node: Node) -> bool:

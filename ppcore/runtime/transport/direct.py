@@ -43,6 +43,10 @@ _SOCKET_BUFFER = 4 * 1024 * 1024
 #: A host that went away without a word is noticed after about so many seconds.
 _SILENCE_S = 30
 
+# Python's own are members of an enumeration, which costs more than the call that they are passed to.
+_DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
+_SEND = int(socket.MSG_NOSIGNAL)
+
 
 class DirectTransport:
     """Frames over sockets that are connected already.
@@ -160,7 +164,7 @@ class _Line:
             if sum(map(len, self._frames[0])) > _JOINED:
                 return False
             whole = b"".join(self._frames[0])
-            count = self.socket.send(whole, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            count = self.socket.send(whole, _SEND | _DO_NOT_WAIT)
             self._frames.popleft()
             if count < len(whole):
                 self._pieces.append(memoryview(whole)[count:])
@@ -195,7 +199,7 @@ class _Line:
 
     def _write(self, *, wait: bool) -> bool:
         """Write the queue; whether all of it is written (or never will be)."""
-        flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
+        flags = _SEND | (0 if wait else _DO_NOT_WAIT)
         while self._fill():
             if not wait and self._left > INLINE:
                 return False
