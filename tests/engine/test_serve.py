@@ -65,6 +65,7 @@ def server(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
+        _wait_until_gone(process.pid, 10)
         assert list(_session_members(process.pid)) == []
     finally:
         if process.poll() is None:
@@ -150,7 +151,7 @@ def test_a_killed_rank_is_named_and_the_server_ends(
         killed.append(time.monotonic())
         os.kill(int(flag.read_text()), signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     running = str(tmp_path)
     with (
@@ -160,7 +161,8 @@ def test_a_killed_rank_is_named_and_the_server_ends(
         ) as tracer,
     ):
         for step in tracer.iter[:]:
-            client.model.layers[6].output[0][-1] += client.model.layers[0].output[0][-1]
+            early = client.model.layers[0].output[0][-1].clone()
+            client.model.layers[6].output[0][-1] += early
             if step == 5:
                 import os as rank
 
