@@ -88,12 +88,12 @@ class Part(NamedTuple):
 
     Attributes:
         index: of the location's first visit in the whole model's order.
-        per_turn: how often this stage visits it in a turn; 0 where no schedule knows.
-        values: of every visit, in order.
+        turns: of every visit, in order. A visit that was skipped is in none.
+        values: of every visit.
     """
 
     index: int  # type: ignore[assignment]
-    per_turn: int
+    turns: Sequence[int]
     values: Sequence[Any]
 
 
@@ -188,14 +188,5 @@ def merge_parts(stages: Sequence[Sequence[Mapping[str, Part]]]) -> list[dict[str
 
 def _turns(parts: Sequence[Part]) -> list[Any]:
     """The visits of a location in the order of the run, from each stage's own."""
-    values: list[Any] = []
-    turn = 0
-    while True:
-        taken: list[Any] = []
-        for part in parts:
-            many = part.per_turn or len(part.values)
-            taken += part.values[turn * many : (turn + 1) * many]
-        if not taken:
-            return values
-        values += taken
-        turn += 1
+    visits = [visit for part in parts for visit in zip(part.turns, part.values, strict=True)]
+    return [value for _, value in sorted(visits, key=lambda visit: visit[0])]

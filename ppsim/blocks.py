@@ -101,21 +101,24 @@ class Recording:
 
     Attributes:
         values: location -> the values of its visits.
+        turns: location -> the turns of its visits.
     """
 
     def __init__(self, inputs: bool, paths: tuple[str, ...]) -> None:
         self.sides = ("in", "out") if inputs else ("out",)
         self.paths = frozenset(paths)
         self.values: dict[str, list[int]] = {}
+        self.turns: dict[str, list[int]] = {}
 
     def keeps(self, location: str) -> bool:
         """Whether a visit of ``location`` is recorded."""
         path, _, side = location.rpartition(".")
         return bool(path) and side in self.sides and (not self.paths or path in self.paths)
 
-    def observe(self, location: str, value: int) -> None:
+    def observe(self, location: str, value: int, turn: int) -> None:
         """A visit that is kept is over."""
         self.values.setdefault(location, []).append(value)
+        self.turns.setdefault(location, []).append(turn)
 
 
 Want = Access | Force | Use | Parameter

@@ -147,11 +147,11 @@ class Lone(Frame):
             self.resume(box)
         visit.box = None
 
-    def observe(self, location: str, value: int) -> None:
+    def observe(self, location: str, value: int, turn: int) -> None:
         """A visit is over: the block's caches keep its value."""
         for recording in self.recordings.values():
             if recording.keeps(location):
-                recording.observe(location, value)
+                recording.observe(location, value, turn)
 
     def unwind(self) -> None:
         """The run is over."""
@@ -281,7 +281,7 @@ def _run(
             else:
                 value = visit.value
                 for worker in workers:
-                    worker.observe(location, value)
+                    worker.observe(location, value, len(progress.rounds) - 1)
             counts[location] = counts.get(location, 0) + 1
         erred = traced is not None and traced.exception is not None
         if progress.sampled(value, erred) and ran.turns is None:

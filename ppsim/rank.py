@@ -215,7 +215,7 @@ class Rank:
             states[name] = visit.value
         self._visited(location)
         for name, found in observers:
-            found.observe(location, states[name])
+            found.observe(location, states[name], self.core.turn(name))
 
     def _visited(self, location: str) -> None:
         visited = self.link.visited
@@ -365,7 +365,7 @@ class Rank:
             {
                 location: Part(
                     self.core.schedule.slots[location][0].index,
-                    self.core.schedule.local_count(location, self.stage),
+                    recording.turns[location],
                     values,
                 )
                 for location, values in recording.values.items()

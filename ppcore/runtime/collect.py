@@ -21,6 +21,9 @@ from ..saves import Merged, Part, Shipment, merge, to_ship, unlabel
 from . import lazy
 from .lazy import LazyTensor
 
+#: Where a cache keeps how much it had recorded when each turn began: an attribute of it.
+_MARKS = "_ppcore_marks"
+
 
 class _Mark:
     """Precedes a saved name's value in the skeleton: leaves from here on are counted below it."""
@@ -84,7 +87,7 @@ class Taken:
     def shipment(
         self,
         ships: Mapping[str, list[bool]],
-        place: Callable[[str], tuple[int, int] | None],
+        place: Callable[[str], tuple[int, bool] | None],
         error: Any = None,
         own_error: bool = False,
     ) -> Shipment:
@@ -92,9 +95,9 @@ class Taken:
 
         Args:
             ships: as `ships` returned it.
-            place: location -> the index of its first visit in the whole model and how often this
-                stage visits it in a turn, for recordings; None where it is another stage's. Where no
-                schedule knows it, the index of this stage's first visit, and 0.
+            place: location -> the index of its first visit in the whole model, and True, for
+                recordings; None where it is another stage's. Where no schedule knows it, the index of
+                this stage's first visit, and False.
         """
         wanted = {
             (name, position): leaf
@@ -115,7 +118,24 @@ class Taken:
         )
 
 
-def _parts(cache: Cache, place: Callable[[str], tuple[int, int] | None]) -> dict[str, Part]:
+def opened(cache: Cache, turn: int) -> None:
+    """A turn begins: what ``cache`` records from here on is of that turn."""
+    marks = cache.__dict__.setdefault(_MARKS, [])
+    marks.append((turn, {path: len(found) for path, found in cache.entries.items()}))
+
+
+def _turns(cache: Cache, path: str) -> list[int]:
+    """The turn of every entry of ``path``."""
+    marks = cache.__dict__.get(_MARKS, [])
+    turn = marks[0][0] - 1 if marks else 0
+    turns: list[int] = []
+    for following, lengths in marks:
+        turns += [turn] * (lengths.get(path, 0) - len(turns))
+        turn = following
+    return turns + [turn] * (len(cache.entries[path]) - len(turns))
+
+
+def _parts(cache: Cache, place: Callable[[str], tuple[int, bool] | None]) -> dict[str, Part]:
     """What this stage recorded, by location.
 
     What no schedule knows, since a dummy forward runs no attention, is put where it was recorded: after
@@ -128,12 +148,12 @@ def _parts(cache: Cache, place: Callable[[str], tuple[int, int] | None]) -> dict
         for side in (side for side, wanted in kept.items() if wanted):
             where = place(f"{path}.{side}")
             if where is not None:
-                index, per_turn = where
+                index, known = where
                 # A module that stages share has the index of its first visit, which is behind.
                 before[side] = max(index, before[side])
-                index = index if per_turn else before[side]
+                index = index if known else before[side]
                 values = [entry.inputs if side == "input" else entry.output for entry in entries]
-                parts[f"{path}.{side}"] = Part(index, per_turn, values)
+                parts[f"{path}.{side}"] = Part(index, _turns(cache, path), values)
     return parts
 
 

@@ -25,7 +25,7 @@ from ..errors import BlockError, DeadlineExceeded, Missed, PPError
 from ..messages import Worker
 from ..schedule import REPLICATED
 from ..seat import Move, Seat
-from . import expression, lazy, tracebacks
+from . import collect, expression, lazy, tracebacks
 from .lazy import Base, LazyTensor
 from .left import Left
 from .link import Forcing
@@ -359,6 +359,8 @@ class PPMediator(Mediator):
         stands = self.link.core.clock(self.worker_id).turn if self.worker is not None else turn
         self._rows = {t: found for t, found in self._rows.items() if t >= stands}
         self._rows[turn] = rows
+        for cache in self.caches:
+            collect.opened(cache, turn)
 
     def advance(self) -> None:
         """A turn of this worker's request has opened here, or the request has ended.

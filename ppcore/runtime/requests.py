@@ -265,14 +265,14 @@ class StagedRequests:
             failed = error or dict(capture_exception(exception))
             return Taken({}).shipment({}, self._recorded, failed, _own(failed))
 
-    def _recorded(self, location: str) -> tuple[int, int] | None:
-        """Where a recorded location is first visited, and how often here in a turn."""
+    def _recorded(self, location: str) -> tuple[int, bool] | None:
+        """Where a recorded location is first visited, if it is here, and whether the schedule knows."""
         schedule, stage = self.link.core.schedule, self.link.core.stage
         slots = schedule.slots.get(location)
         if slots is None:
-            return schedule.first[stage], 0
-        count = schedule.local_count(location, stage)
-        return (slots[0].index, count) if count else None
+            return schedule.first[stage], False
+        here = any(slot.stage == stage for slot in slots)
+        return (slots[0].index, True) if here else None
 
 
 def _let_go(mediators: Iterable[Mediator]) -> None:

@@ -303,6 +303,14 @@ def test_what_a_skipped_layer_holds_is_not_visited_on_any_stage() -> None:
     assert real.run(case, RandomWalk(1)).failure is None
 
 
+def test_a_cache_keeps_the_turn_of_a_visit_though_another_turns_was_skipped() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 1 batching 0\n"
+        "request A tokens 3\n  cache k\n  a = read L0.out\n  skip L1 a\n"
+    )
+    assert real.run(case, RandomWalk(1)).failure is None
+
+
 def test_a_loop_that_goes_on_after_the_result_is_cut_with_the_same_words() -> None:
     case = cases.parse(
         "stages 2 columns 1 layers 1 shared 0 batching 0\n"

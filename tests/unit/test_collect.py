@@ -13,7 +13,7 @@ import torch
 from nnsight.intervention.cache import Cache, CacheView, Entry
 
 from ppcore.errors import Diverged
-from ppcore.runtime.collect import Taken, put_together
+from ppcore.runtime.collect import Taken, opened, put_together
 from ppcore.runtime.lazy import force, is_lazy
 from ppcore.runtime.requests import StagedRequests
 from ppcore.saves import Shipment, merge, spell_leaves, union
@@ -35,14 +35,14 @@ class Record:
 OWNER = {"m.outer.input": 0, "m.outer.output": 1}
 
 
-def place(location: str, stage: int) -> tuple[int, int] | None:
-    """As a schedule would tell it: ``m.7.output`` is the eighth location, visited once in a turn."""
+def place(location: str, stage: int) -> tuple[int, bool] | None:
+    """As a schedule would tell it: ``m.7.output`` is the eighth location."""
     if OWNER.get(location, stage) != stage:
         return None
     name = location.split(".")[1]
     if name == "unknown":
-        return 2 * stage, 0
-    return (int(name) if name.isdigit() else 0), 1
+        return 2 * stage, False
+    return (int(name) if name.isdigit() else 0), True
 
 
 def ship(saves: list[dict[str, Any]]) -> list[Shipment]:
@@ -178,9 +178,16 @@ def test_stages_that_saved_different_structures_diverged() -> None:
 # --- caches -----------------------------------------------------------------------------------
 
 
-def cache(**entries: list[Any]) -> CacheView:
+def cache(*turns: dict[str, list[Any]], **entries: list[Any]) -> CacheView:
+    """What a cache has recorded in each of ``turns``, or of ``entries`` one visit in each turn."""
     made = Cache(None, modules=[])
-    made.entries = {path: [Entry(output=v) for v in found] for path, found in entries.items()}
+    for turn in range(max((len(found) for found in entries.values()), default=0)):
+        turns += ({path: found[turn : turn + 1] for path, found in entries.items()},)
+    for turn, visits in enumerate(turns):
+        if turn:
+            opened(made, turn)
+        for path, found in visits.items():
+            made.entries.setdefault(path, []).extend(Entry(output=value) for value in found)
     return CacheView(made, None)
 
 
@@ -214,6 +221,12 @@ def test_a_module_that_no_schedule_knows_stays_where_it_was_recorded() -> None:
     )
     found = of(home({"cache": zero}, {"cache": one})["cache"])
     assert "".join(values[0] for values in found.values()) == "axbycdze"
+
+
+def test_a_visit_that_one_stage_skipped_moves_no_other_into_its_turn() -> None:
+    zero, one = cache(**{"m.rotary": ["a0", "a1"]}), cache({}, {"m.rotary": ["b1"]})
+    assert of(home({"c": zero}, {"c": one})["c"]) == {"m.rotary": ["a0", "a1", "b1"]}
+    assert of(home({"c": one}, {"c": zero})["c"]) == {"m.rotary": ["a0", "b1", "a1"]}
 
 
 def test_a_module_that_both_stages_visit_has_the_visits_of_each_turn_together() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,8 +152,8 @@ def test_a_leaf_shipped_twice_is_taken_from_the_lower_stage() -> None:
 # --- recordings -------------------------------------------------------------------------------
 
 
-def part(index: int, *values: object, per_turn: int = 1) -> Part:
-    return Part(index, per_turn, list(values))
+def part(index: int, *values: object, turns: Sequence[int] = ()) -> Part:
+    return Part(index, turns or range(len(values)), list(values))
 
 
 def test_recordings_unite_in_the_order_of_the_whole_model() -> None:
@@ -173,12 +175,16 @@ def test_a_stage_with_fewer_recordings_costs_the_others_nothing() -> None:
 
 
 def test_a_location_that_several_stages_visit_has_each_turns_visits_together() -> None:
-    zero = part(0, "a0", "b0", "a1", "b1", per_turn=2)
+    zero = part(0, "a0", "b0", "a1", "b1", turns=[0, 0, 1, 1])
     one = part(4, "c0", "c1")
     assert merge_parts([[{"rotary.output": zero}], [{"rotary.output": one}]]) == [
         {"rotary.output": ["a0", "b0", "c0", "a1", "b1", "c1"]}
     ]
 
 
-def test_a_location_that_no_schedule_knows_is_taken_whole() -> None:
-    assert merge_parts([[{"x": part(-1, 1, 2, per_turn=0)}]]) == [{"x": [1, 2]}]
+def test_a_visit_that_one_stage_skips_moves_no_other_into_its_turn() -> None:
+    zero = part(0, "a0", "a1", "a2")
+    one = part(4, "b1", "b2", turns=[1, 2])
+    assert merge_parts([[{"rotary.output": zero}], [{"rotary.output": one}]]) == [
+        {"rotary.output": ["a0", "a1", "b1", "a2", "b2"]}
+    ]
