@@ -300,7 +300,13 @@ CATALOGUE: tuple[Mutant, ...] = (
 )  # fmt: skip
 
 #: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
-HARD = frozenset({"finished-worker-not-reported", "own-error-masked-by-its-consequence"})
+HARD = frozenset(
+    {
+        "finished-worker-not-reported",
+        "own-error-masked-by-its-consequence",
+        "result-shared-with-its-home",
+    }
+)
 
 
 class Misplaced(Exception):

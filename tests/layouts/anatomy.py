@@ -22,8 +22,6 @@ class Anatomy:
         shared: a module that all layers share. nnsight knows it by its first path, and serves its first visit.
         pair: the output of ``mlp`` is the pair of a tensor and a bias.
         settings: engine arguments that the architecture needs.
-        batches: how often one stage may be asked for the answer that two stages gave, where its own depends
-            on whether vLLM puts two prompts into one step or into two.
         refused: layout -> words of the error with which the engine does not start.
         why: one line for the table.
     """
@@ -47,7 +45,6 @@ class Anatomy:
     pair: bool = False
     shared: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    batches: int = 0
     refused: dict[str, str] = field(default_factory=dict)
     why: str = ""
 
@@ -202,7 +199,8 @@ ANATOMIES: dict[str, Anatomy] = {
     "olmoe": Anatomy(inner=_experts("mlp"), why="mixture of experts"),
     "deepseek_v2": Anatomy(
         inner=("self_attn", "post_attention_layernorm", "mlp"),
-        batches=8,
+        # What it answers depends on which prompts share a step, on one stage too.
+        settings={"max_num_seqs": 1},
         why="latent attention; modules reached by several paths; mixture of experts",
     ),
     "qwen3_next": Anatomy(

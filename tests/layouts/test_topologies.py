@@ -6,8 +6,10 @@ columns are added up in another order than on one, so bits are compared between 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,6 +73,16 @@ class Layout:
         ).wait()
 
 
+#: Traces that act in one step on what a module of another stage made of an early value. With several
+#: columns that module gathers on the forward's thread, later: such a trace is refused, and says why.
+REFUSED_WITH_COLUMNS = ("exchanged_mlps", "steering_by_lens")
+
+
+def refused(layout: Layout) -> tuple[str, ...]:
+    """The traces that end in an error on a layout, and on one stage do not."""
+    return REFUSED_WITH_COLUMNS if layout.columns > 1 else ()
+
+
 LAYOUTS = [
     Layout(2),
     Layout(2, partition="1,7"),
@@ -100,6 +112,16 @@ class References:
                 left = engine.stop()
             assert left == []
         return self.answers[columns]
+
+
+def agents_of_ray(engine: Engine) -> set[int]:
+    """Ray's own agents among an engine's processes: they end some time after their raylet."""
+    found = set()
+    for pid in engine.process.processes():
+        with contextlib.suppress(OSError):
+            if re.match(rb"ray::\w+Agent\b", Path(f"/proc/{pid}/cmdline").read_bytes()):
+                found.add(pid)
+    return found
 
 
 def catalogue_on(engine: Engine) -> dict[str, Any]:
@@ -143,9 +165,10 @@ def answers(
             assert layout.columns == 1 or "CPU SHM communicator disabled for group tp" in said
         yield layout, alone, catalogue_on(engine)
     finally:
+        rays = agents_of_ray(engine)
         left = engine.stop()
         table.enter(TITLE, str(layout), "seconds", f"{engine.age_s():.0f}")
-    assert left == []
+    assert set(left) <= rays
 
 
 def test_every_trace_is_answered_as_on_one_stage(
@@ -158,6 +181,10 @@ def test_every_trace_is_answered_as_on_one_stage(
     wrong: list[str] = []
     for name, trace in CATALOGUE.items():
         (one, one_warned), (many, many_warned) = alone[name], staged[name]
+        if name in refused(layout):
+            if isinstance(one, str) or "Missed: " not in str(many):
+                wrong.append(f"{name}: not refused: {many}")
+            continue
         if isinstance(one, str) or isinstance(many, str):
             wrong.append(f"{name}: {one if isinstance(one, str) else many}")
             continue
@@ -169,7 +196,8 @@ def test_every_trace_is_answered_as_on_one_stage(
         if many.left:
             wrong.append(f"{name}: left {many.left}")
     bad = {line.partition(":")[0] for line in wrong}
-    table.enter(TITLE, str(layout), "traces", str(len(CATALOGUE)))
-    table.enter(TITLE, str(layout), "same", str(len(CATALOGUE) - len(bad)))
+    asked = len(CATALOGUE) - len(refused(layout))
+    table.enter(TITLE, str(layout), "traces", str(asked))
+    table.enter(TITLE, str(layout), "same", str(asked - len(bad)))
     table.enter(TITLE, str(layout), "differ", ",".join(sorted(bad)) or "0")
     assert not wrong, "\n".join(wrong)
