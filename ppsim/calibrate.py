@@ -28,6 +28,9 @@ def costs(measured: Mapping[str, Any]) -> tuple[Model, Costs]:
     cells = measured.get("traces", {}).get("cells", [])
     if "pulls" in measured:
         found = replace(found, **_network(measured["pulls"]["cells"]))
+    if "accesses" in measured:
+        found = replace(found, **_accesses(measured["accesses"]["cells"]))
+    found = replace(found, **_commands(measured.get("traces", {})))
     if cells:
         step_s, token_s = _steps(cells)
         model = replace(model, step_s=step_s, token_s=token_s)
