@@ -23,16 +23,15 @@ LIMIT_S = 90
 _RIGHT = "passes without the bug"
 
 
-def _lazy(name: str, target: str, old: str, new: str, test: str) -> Mutant:
-    file = "lazy_alias" if test.startswith("alias:") else "lazy"
-    node = f"tests/unit/test_{file}.py::test_{test.removeprefix('alias:')}"
-    return Mutant(name, f"ppcore.runtime.lazy:{target}", old, new, test=node)
-
-
 def _unit(name: str, target: str, old: str, new: str, file: str, test: str) -> Mutant:
     return Mutant(
         name, f"ppcore.{target}", old, new, test=f"tests/unit/test_{file}.py::test_{test}"
     )
+
+
+def _lazy(name: str, target: str, old: str, new: str, test: str) -> Mutant:
+    file = "lazy_alias" if test.startswith("alias:") else "lazy"
+    return _unit(name, f"runtime.lazy:{target}", old, new, file, test.removeprefix("alias:"))
 
 
 TESTED: tuple[Mutant, ...] = (

@@ -144,6 +144,7 @@ def _parts(cache: Cache, place: Callable[[str], tuple[int, bool] | None]) -> dic
     parts: dict[str, Part] = {}
     before = {"input": 0, "output": 0}
     for path, entries in cache.entries.items():
+        turns = _turns(cache, path)
         kept = {"input": cache.include_inputs, "output": cache.include_output}
         for side in (side for side, wanted in kept.items() if wanted):
             where = place(f"{path}.{side}")
@@ -153,7 +154,7 @@ def _parts(cache: Cache, place: Callable[[str], tuple[int, bool] | None]) -> dic
                 before[side] = max(index, before[side])
                 index = index if known else before[side]
                 values = [entry.inputs if side == "input" else entry.output for entry in entries]
-                parts[f"{path}.{side}"] = Part(index, _turns(cache, path), values)
+                parts[f"{path}.{side}"] = Part(index, turns, values)
     return parts
 
 

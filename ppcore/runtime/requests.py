@@ -271,8 +271,7 @@ class StagedRequests:
         slots = schedule.slots.get(location)
         if slots is None:
             return schedule.first[stage], False
-        here = any(slot.stage == stage for slot in slots)
-        return (slots[0].index, True) if here else None
+        return (slots[0].index, True) if schedule.local_count(location, stage) else None
 
 
 def _let_go(mediators: Iterable[Mediator]) -> None:
