@@ -26,6 +26,7 @@ from vllm.utils.network_utils import get_ip
 
 from ..runtime import exchange, stubs
 from ..runtime.calls import Calls
+from ..runtime.controllers import Controllers
 from ..runtime.interleaver import PPInterleaver, Recording
 from ..runtime.link import Link
 from ..runtime.mediator import PPMediator
@@ -76,7 +77,9 @@ class PipelineRunner:
         interleaver.defer_exceptions = True
         self._connect(interleaver, root, whole, settings)
         timed = settings.get("timeline")
-        self.nnsight_requests = PPRequests(interleaver.link, TimedMediator if timed else PPMediator)
+        self.nnsight_requests = PPRequests(
+            interleaver.link, TimedMediator if timed else PPMediator, Controllers(root)
+        )
         objects = self.nnsight_model._remoteable_persistent_objects()
         for path, module in interleaver.calls.paths.items():
             objects.setdefault(f"Module:{path}", module)
