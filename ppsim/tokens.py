@@ -10,8 +10,11 @@ the token is the shortest number in what is left. The probability comes from how
 the same last 0 to 7 characters, the longer ones counting for more. To begin with, that is known from a
 dictionary: phrases that such texts are made of.
 
-The first character is the version: 1 for tokens that zlib compressed against the first dictionary.
-What a version means never changes; another one is added.
+In the text a task is one letter, and a switch two of them around a number: how many steps its task has
+made since the switch before it of the same task: ``j7kj1k`` is ``f0.0@7>f1.0 f0.0@8>f1.0``.
+
+The first character is the version: 1 for tokens that zlib compressed against the first dictionary, 2
+for those that spell switches out. What a version means never changes; another one is added.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ import re
 import zlib
 from collections.abc import Iterator
 from functools import cache
-from string import ascii_lowercase, ascii_uppercase, digits
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 
-from . import cases
+from . import cases, faults
 from .cases import Case
 from .strategies.switches import Switch
 
@@ -105,7 +108,21 @@ request A tokens 1 stop 1
   a = param N.w
   a = read S.out
 \0"""
-_VERSION = "2"
+#: And since the third, which spells switches in letters.
+_LETTERS = """\
+fault late 0 0 1 0
+fault die 1 0 0
+fault raise 1 0 A 0
+a0ja1jj3kj4nj1n\0
+fault late 1 0 0 0
+b2aj7kj1kk7jj1kk1jb1jn2j\0
+fault late 1 0 0 0
+  save x b
+k4jk1nl4jl2nn2b\0
+  save x a
+\0"""
+_DICTIONARIES = {"2": _PHRASES + _MORE, "3": _PHRASES + _MORE + _LETTERS}
+_VERSION = "3"
 _ALPHABET = ascii_uppercase + ascii_lowercase + digits + "-_"
 #: The longest context, in characters.
 _LONGEST = 7
@@ -115,8 +132,13 @@ _PRECISION = 16
 
 def encode(case: Case, switches: tuple[Switch, ...] = ()) -> str:
     """The token of a case under a schedule."""
-    text = cases.spell(case) + _short(" ".join(map(str, switches)))
-    return _VERSION + _pack(text.encode() + b"\0")
+    return _encode(_VERSION, case, switches)
+
+
+def _encode(version: str, case: Case, switches: tuple[Switch, ...]) -> str:
+    short = _short if version == "2" else _lettered
+    text = cases.spell(case) + short(case, switches)
+    return version + _pack(text.encode() + b"\0", _DICTIONARIES[version])
 
 
 def decode(token: str) -> tuple[Case, tuple[Switch, ...]]:
@@ -125,17 +147,19 @@ def decode(token: str) -> tuple[Case, tuple[Switch, ...]]:
     Raises:
         ValueError: it is not a token.
     """
-    unpack = {"1": _inflate, "2": _unpack}.get(token[:1])
-    if unpack is None:
-        raise ValueError(f"not a token: {token!r}")
+    version, body = token[:1], token[1:]
     try:
-        *lines, last = unpack(token[1:]).decode().split("\n")
+        if version == "1":
+            text = _inflate(body)
+        else:
+            text = _unpack(body, _DICTIONARIES[version])
+        *lines, last = text.decode().split("\n")
         case = cases.parse("\n".join(lines))
-        switches = tuple(map(Switch.parse, _long(last).split()))
+        switches = _spelt(case, last) if version == "3" else _long(last)
     except (ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
         raise ValueError(f"not a token: {token!r}") from error
     # Every number means some text; a token is the number that its text is encoded as.
-    if not case.requests or (token[0] == _VERSION and encode(case, switches) != token):
+    if not case.requests or (version != "1" and _encode(version, case, switches) != token):
         raise ValueError(f"not a whole token: {token!r}")
     return case, switches
 
@@ -190,10 +214,10 @@ class _Model:
 
 
 @cache
-def _learnt() -> dict[tuple[bytes, int], tuple[int, int]]:
+def _learnt(dictionary: str) -> dict[tuple[bytes, int], tuple[int, int]]:
     counts: dict[tuple[bytes, int], tuple[int, int]] = {}
     model = _Model(counts)
-    for bit in _bits_of((_PHRASES + _MORE).encode()):
+    for bit in _bits_of(dictionary.encode()):
         model.saw(bit)
     return counts
 
@@ -203,8 +227,8 @@ def _bits_of(text: bytes) -> Iterator[int]:
         yield from (byte >> place & 1 for place in range(7, -1, -1))
 
 
-def _pack(text: bytes) -> str:
-    model = _Model(dict(_learnt()))
+def _pack(text: bytes, dictionary: str) -> str:
+    model = _Model(dict(_learnt(dictionary)))
     low, width, precision = 0, 1, 0  # the interval, in units of 2 ** -precision
     for bit in _bits_of(text):
         part = width * model.ones()
@@ -216,8 +240,8 @@ def _pack(text: bytes) -> str:
     return "".join(_ALPHABET[number >> 6 * place & 63] for place in range(count - 1, -1, -1))
 
 
-def _unpack(body: str) -> bytes:
-    model = _Model(dict(_learnt()))
+def _unpack(body: str, dictionary: str) -> bytes:
+    model = _Model(dict(_learnt(dictionary)))
     above = 0  # how far the number lies above the interval's low end
     for character in body:
         above = above << 6 | _ALPHABET.index(character)
@@ -240,11 +264,50 @@ def _unpack(body: str) -> bytes:
 # --- spelling -------------------------------------------------------------------------------------
 
 
-def _short(switches: str) -> str:
-    """Without the column of tasks that are in column 0, as most are."""
-    short = re.sub(r"\b([fl]\d+)\.0(?=\D|$)", r"\1", switches)
-    return short if _long(short) == switches else switches
+def _letters(case: Case) -> dict[str, str]:
+    """A letter for each task of a case: the engine, what goes wrong, and the ranks of small layouts."""
+    strikes = [faults.task(fault) for fault in case.faults if fault.kind != "raise"]
+    names = ["engine", *(strikes + [""] * 8)[:8]]
+    for column in range(2):
+        names += [f"f{stage}.{column}" for stage in range(4)]
+        names += [f"l{a}.{column}<{b}" for a in range(4) for b in range(4) if a != b]
+    return {name: letter for name, letter in zip(names, ascii_letters, strict=False) if name}
 
 
-def _long(switches: str) -> str:
-    return re.sub(r"\b([fl]\d+)(?=[@<> ]|$)", r"\1.0", switches)
+def _lettered(case: Case, switches: tuple[Switch, ...]) -> str:
+    """The switches in letters; spelled out where a task has none."""
+    letters = _letters(case)
+    found: list[str] = []
+    last: dict[str, int] = {}
+    for task, step, to in switches:
+        if task not in letters or to not in letters:
+            return " ".join(map(str, switches))
+        found.append(f"{letters[task]}{step - last.get(task, 0)}{letters[to]}")
+        last[task] = step
+    return "".join(found)
+
+
+def _spelt(case: Case, text: str) -> tuple[Switch, ...]:
+    """The switches that `_lettered` wrote."""
+    if ">" in text:
+        return tuple(map(Switch.parse, text.split()))
+    names = {letter: name for name, letter in _letters(case).items()}
+    found: list[Switch] = []
+    last: dict[str, int] = {}
+    for task, steps, to in re.findall(r"([^-\d])(-?\d+)(.)", text):
+        last[task] = last.get(task, 0) + int(steps)
+        found.append(Switch(names[task], last[task], names[to]))
+    return tuple(found)
+
+
+def _short(case: Case, switches: tuple[Switch, ...]) -> str:
+    """The switches as the second version spells them: without column 0, in which most tasks are."""
+    text = " ".join(map(str, switches))
+    short = re.sub(r"\b([fl]\d+)\.0(?=\D|$)", r"\1", text)
+    return short if _long(short) == switches else text
+
+
+def _long(text: str) -> tuple[Switch, ...]:
+    """The switches that `_short` wrote."""
+    long = re.sub(r"\b([fl]\d+)(?=[@<> ]|$)", r"\1.0", text)
+    return tuple(map(Switch.parse, long.split()))
