@@ -45,7 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--page", type=Path, help="make the page from this file, measure nothing")
     parser.add_argument("--pairs", type=int, default=15, help="pairs of runs, or repetitions")
-    parser.add_argument("--tokens", type=int, default=64, help="untraced: tokens of each run")
+    parser.add_argument("--tokens", type=int, default=16, help="untraced: tokens of each run")
     parser.add_argument("--plot", type=Path, help="traces: measure series, and draw them here")
     parser.add_argument("--only", nargs="+", default=(), help="traces: the names of some")
     args = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> None:
     if args.what in (None, "untraced"):
         from . import untraced
 
-        found = result["untraced"] = untraced.run(pairs=args.pairs, tokens=args.tokens)
+        found = result["untraced"] = untraced.run(pairs=3 * args.pairs, tokens=args.tokens)
         print(
             f"untraced, {found['stages']} stages: {found['ratio']:.3f} x vLLM's own worker "
             f"(quartiles {found['quartiles'][0]:.3f}-{found['quartiles'][1]:.3f}, "

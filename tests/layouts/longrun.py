@@ -56,15 +56,18 @@ def link_of_this_rank() -> Any:
 
 
 def preempted(model: Any, count: int, steps: int) -> dict[str, Any]:
-    """More than fits into the KV cache at once: some wait, are computed anew, and go on."""
+    """More than fits into the KV cache at once: some wait, are computed anew, and go on.
+
+    Every row is edited: what is computed anew is then edited anew, as it was the first time.
+    """
     with model.trace(temperature=0.0, max_tokens=steps, ignore_eos=True) as tracer:
         rows = nnsight.save([None] * count)
         for n in range(count):
             with tracer.invoke(f"{SHORT} {n}"):
                 mine = []
                 for _ in tracer.iter[:steps]:
-                    h = model.model.layers[EARLY].mlp.output[-1].clone()
-                    model.model.layers[LATE].mlp.output[-1] += h
+                    h = model.model.layers[EARLY].mlp.output.clone()
+                    model.model.layers[LATE].mlp.output[:] += h
                     mine.append(model.samples.item())
                 rows[n] = mine
     return {"rows": list(rows)}
