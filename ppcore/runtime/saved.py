@@ -44,3 +44,8 @@ def watch_saves() -> None:
     """Use such a set on this thread from now on."""
     if not isinstance(_saves(), LiveSaves):
         _local.saves = LiveSaves()
+
+
+def forget_all() -> None:
+    """No value counts as saved on this thread any more."""
+    _saves().clear()

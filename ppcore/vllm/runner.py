@@ -24,7 +24,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 from vllm.utils.network_utils import get_ip
 
-from ..runtime import exchange, stubs
+from ..runtime import exchange, saved, stubs
 from ..runtime.calls import Calls
 from ..runtime.controllers import Controllers
 from ..runtime.interleaver import PPInterleaver, Recording
@@ -32,7 +32,6 @@ from ..runtime.link import Link
 from ..runtime.mediator import PPMediator
 from ..runtime.ranks import gather
 from ..runtime.recording import make_core
-from ..runtime.saved import watch_saves
 from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_ns
 from ..runtime.transport import connect
 from ..runtime.watchdog import Watchdog
@@ -151,6 +150,20 @@ class PipelineRunner:
 
     # --- a step -------------------------------------------------------------------------------
 
+    def expect(self, new_requests: list) -> None:
+        """Read the blocks of requests that begin with the step at hand, before its forward can.
+
+        A later stage waits for the hidden states of the one before it: what it has to read by then costs
+        the request nothing.
+        """
+        self.on_forward_thread(self._expect, new_requests)
+
+    def _expect(self, new_requests: list) -> None:
+        if not self.nnsight_requests.requests:
+            # nnsight does so on the way into a forward that begins with no request.
+            saved.forget_all()
+        self.nnsight_requests.add(new_requests, self.nnsight_persistent_objects)
+
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         return self.on_forward_thread(self._execute, *args, **kwargs)
 
@@ -158,7 +171,7 @@ class PipelineRunner:
         return self.on_forward_thread(self._sample_tokens, *args, **kwargs)
 
     def _execute(self, *args: Any, **kwargs: Any) -> Any:
-        watch_saves()  # on the thread that the workers run on
+        saved.watch_saves()  # on the thread that the workers run on
         output = super().execute_model(*args, **kwargs)  # type: ignore[misc]
         if self.parallel_config.use_ray and isinstance(output, IntermediateTensors):
             # Ray's executor samples on the last stage only, where vLLM's others tell every stage.

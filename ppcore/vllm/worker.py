@@ -44,6 +44,13 @@ class TracingWorker:
             )
         runner.__class__ = self.pipeline_runner if stages > 1 else self.single_stage_runner
 
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """A step; the blocks of its new requests are read before it waits for another stage."""
+        expect = getattr(self.model_runner, "expect", None)
+        if expect is not None and scheduler_output.scheduled_new_reqs:
+            expect(scheduler_output.scheduled_new_reqs)
+        return super().execute_model(scheduler_output)  # type: ignore[misc]
+
     def collect_nnsight(
         self,
         request_ids: list[str],
