@@ -12,7 +12,7 @@ import ctypes
 import weakref
 from typing import Any
 
-from nnsight.tracing.tracer import _local, _saves
+from nnsight.tracing.tracer import _local, _saves, inc
 
 
 class LiveSaves(set):
@@ -41,7 +41,9 @@ class LiveSaves(set):
 
 
 def watch_saves() -> None:
-    """Use such a set on this thread from now on."""
+    """Use such a set on this thread from now on, which runs blocks: it counts as inside a trace."""
+    if not getattr(_local, "depth", 0):
+        inc()
     if not isinstance(_saves(), LiveSaves):
         _local.saves = LiveSaves()
 

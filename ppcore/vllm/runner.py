@@ -150,19 +150,39 @@ class PipelineRunner:
 
     # --- a step -------------------------------------------------------------------------------
 
-    def expect(self, new_requests: list) -> None:
-        """Read the blocks of requests that begin with the step at hand, before its forward can.
+    def begin(self, scheduler_output: Any) -> None:
+        """Do of a step what needs no hidden states, while the stage before computes them.
 
-        A later stage waits for the hidden states of the one before it: what it has to read by then costs
-        the request nothing.
+        New requests' blocks are read, the round opens, and workers go as far as they can: what they pull
+        of earlier stages comes while those compute.
         """
-        self.on_forward_thread(self._expect, new_requests)
+        self.on_forward_thread(self._begin, scheduler_output)
 
-    def _expect(self, new_requests: list) -> None:
+    #: The workers of a step that has begun and what they want to look into, until its forward runs.
+    _begun: tuple[list, dict] | None = None
+
+    @torch.inference_mode()
+    def _begin(self, scheduler_output: Any) -> None:
+        saved.watch_saves()
         if not self.nnsight_requests.requests:
             # nnsight does so on the way into a forward that begins with no request.
             saved.forget_all()
-        self.nnsight_requests.add(new_requests, self.nnsight_persistent_objects)
+        interleaver = self.nnsight_model.interleaver
+        interleaver.mediators = []
+        with interleaver, self.synchronize_input_prep():  # type: ignore[attr-defined]
+            self._update_states(scheduler_output)
+            self._begun = interleaver.mediators, dict(interleaver.sourced)
+
+    def _update_states(self, scheduler_output: Any) -> None:
+        begun, self._begun = self._begun, None
+        if begun is None:
+            super()._update_states(scheduler_output)  # type: ignore[misc]
+            return
+        # Entering the forward has emptied both.
+        interleaver = self.nnsight_model.interleaver
+        interleaver.mediators, sourced = begun
+        interleaver.sourced.update(sourced)
+        interleaver.reindex()
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         return self.on_forward_thread(self._execute, *args, **kwargs)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nnsight.modeling.vllm.workers.GPUWorker import NNsightGPUWorker
+from vllm.distributed.parallel_state import get_pp_group
 
 from ..errors import SetupError
 from .forward_thread import here
@@ -45,10 +46,11 @@ class TracingWorker:
         runner.__class__ = self.pipeline_runner if stages > 1 else self.single_stage_runner
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """A step; the blocks of its new requests are read before it waits for another stage."""
-        expect = getattr(self.model_runner, "expect", None)
-        if expect is not None and scheduler_output.scheduled_new_reqs:
-            expect(scheduler_output.scheduled_new_reqs)
+        """A step; a later stage begins it before it waits for the hidden states."""
+        begin = getattr(self.model_runner, "begin", None)
+        waits = scheduler_output.total_num_scheduled_tokens > 0 and not get_pp_group().is_first_rank
+        if begin is not None and waits and self.vllm_config.kv_transfer_config is None:
+            begin(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
     def collect_nnsight(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from nnsight.intervention.interleaver import Interleaver
-from nnsight.tracing.tracer import _local, _saves, inc
+from nnsight.tracing.tracer import _saves
 
 from ppcore.core import Core
 from ppcore.runtime import exchange, stubs
@@ -124,8 +124,6 @@ class Rank:
         """
         interleaver, requests = self.tree.interleaver, self.requests
         watch_saves()
-        if not getattr(_local, "depth", 0):
-            inc()
         if not requests.requests:
             _saves().clear()
         if finished:

@@ -1,21 +1,39 @@
-"""What a rank's worker does around a step, without an engine."""
+"""What a rank does around a step, without an engine."""
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nnsight.tracing.tracer import _local, _saves
 
 pytest.importorskip("vllm")
 
+STEP = SimpleNamespace(total_num_scheduled_tokens=3)
 
-def test_a_stage_reads_the_blocks_of_new_requests_before_it_waits_for_the_one_before_it() -> None:
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What vLLM's group of stages says of this rank."""
+    from ppcore.vllm import worker
+
+    stage = SimpleNamespace(is_first_rank=False)
+    monkeypatch.setattr(worker, "get_pp_group", lambda: stage)
+    return stage
+
+
+def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
+    stage: SimpleNamespace,
+) -> None:
     from ppcore.vllm.worker import TracingWorker
 
-    did: list[Any] = []
+    did: list[str] = []
 
     class VLLMWorker:
+        vllm_config = SimpleNamespace(kv_transfer_config=None)
+
         def execute_model(self, scheduler_output: Any) -> str:
             did.append("receive")
             return "output"
@@ -24,34 +42,79 @@ def test_a_stage_reads_the_blocks_of_new_requests_before_it_waits_for_the_one_be
         def __init__(self, runner: Any) -> None:
             self.model_runner = runner
 
-    worker = Worker(SimpleNamespace(expect=lambda new: did.append(new)))
-    assert worker.execute_model(SimpleNamespace(scheduled_new_reqs=["a"])) == "output"
-    assert did == [["a"], "receive"]
-    worker.execute_model(SimpleNamespace(scheduled_new_reqs=[]))
-    Worker(object()).execute_model(SimpleNamespace(scheduled_new_reqs=["a"]))
-    assert did[2:] == ["receive", "receive"], "one stage has nothing to expect"
+    worker = Worker(SimpleNamespace(begin=lambda step: did.append("begin")))
+    assert worker.execute_model(STEP) == "output"
+    assert did == ["begin", "receive"]
+    worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
+    Worker(object()).execute_model(STEP)
+    stage.is_first_rank = True
+    worker.execute_model(STEP)
+    assert did[2:] == ["receive"] * 3, "nothing to wait for"
 
 
-def test_with_no_request_left_no_value_counts_as_saved_when_the_next_is_read() -> None:
-    from nnsight.tracing.tracer import _saves
+def _runner(did: list[Any]) -> Any:
+    """A later stage's runner over an nnsight runner that only says what it does."""
+    from nnsight.intervention.interleaver import Interleaver
 
     from ppcore.vllm.runner import PipelineRunner
 
-    runner: Any = PipelineRunner()
-    runner.on_forward_thread = lambda function, *args: function(*args)
-    runner.nnsight_persistent_objects = {}
-    requests: dict[str, int] = {}
-    runner.nnsight_requests = SimpleNamespace(
-        requests=requests, add=lambda new, objects: requests.update(dict.fromkeys(new, 1))
-    )
-    kept = _saves().copy()
+    class NNsightRunner:
+        def __init__(self) -> None:
+            self.nnsight_model = SimpleNamespace(interleaver=Interleaver())
+            self.nnsight_requests = SimpleNamespace(requests={})
+            self.on_forward_thread = lambda function, *args: function(*args)
+            self.synchronize_input_prep = contextlib.nullcontext
+
+        def _update_states(self, step: Any) -> None:
+            did.append((step, _local.depth > 0, list(_saves())))
+            worker = SimpleNamespace(pending=None, caches=[])
+            self.nnsight_model.interleaver.mediators = [worker]
+            self.nnsight_model.interleaver.sourced["a.drilled.call"] = None
+
+    class Runner(PipelineRunner, NNsightRunner):
+        pass
+
+    return Runner()
+
+
+def test_the_forward_finds_the_workers_of_a_step_that_has_begun() -> None:
+    did: list[Any] = []
+    runner = _runner(did)
+    interleaver = runner.nnsight_model.interleaver
+    kept, depth = _saves().copy(), getattr(_local, "depth", 0)
     try:
         _saves().add(id(runner))
-        runner.expect(["a"])
-        assert id(runner) not in _saves() and requests == {"a": 1}
-        _saves().add(id(runner))
-        runner.expect(["b"])
-        assert id(runner) in _saves(), "another request is on its way"
+        runner.begin("step")
+        assert did == [("step", True, [])], "with no request left nothing counts as saved"
+        assert not interleaver.interleaving
+        (worker,) = interleaver.mediators
+
+        interleaver.mediators = []  # what nnsight does on the way into a forward
+        with interleaver:
+            assert not interleaver.busy and not interleaver.sourced
+            runner._update_states("step")
+            assert interleaver.mediators == [worker] and interleaver.busy
+            assert interleaver.sourced == {"a.drilled.call": None}
+        assert len(did) == 1, "the step's requests are taken in once"
+
+        runner._update_states("another, that was not begun")
+        assert len(did) == 2
     finally:
         _saves().clear()
         _saves().update(kept)
+        _local.depth = depth
+
+
+def test_what_a_request_under_way_has_saved_stays_saved_when_a_step_begins() -> None:
+    did: list[Any] = []
+    runner = _runner(did)
+    runner.nnsight_requests.requests["r"] = object()
+    kept, depth = _saves().copy(), getattr(_local, "depth", 0)
+    try:
+        _saves().add(id(runner))
+        runner.begin("step")
+        assert did == [("step", True, [id(runner)])]
+    finally:
+        _saves().clear()
+        _saves().update(kept)
+        _local.depth = depth
