@@ -29,6 +29,16 @@ def _unit(name: str, target: str, old: str, new: str, file: str, test: str) -> M
     )
 
 
+def _state(name: str, target: str, old: str, new: str) -> Mutant:
+    test = "a_worker_parked_in_a_context_keeps_it_and_the_forward_never_sees_it"
+    return _unit(name, f"runtime.threadstate:{target}", old, new, "threadstate", test)
+
+
+def _held(name: str, target: str, old: str, new: str) -> Mutant:
+    test = "what_a_block_holds_open_decides_where_the_operation_is_written"
+    return _unit(name, f"runtime.{target}", old, new, "lazy_contexts", test)
+
+
 def _lazy(name: str, target: str, old: str, new: str, test: str) -> Mutant:
     file = "lazy_alias" if test.startswith("alias:") else "lazy"
     return _unit(name, f"runtime.lazy:{target}", old, new, file, test.removeprefix("alias:"))
@@ -109,6 +119,35 @@ TESTED: tuple[Mutant, ...] = (
     _unit("function-modes-are-not-put-back", "runtime.threadstate:switch",
           "for mode in to.functions:", "for mode in ():",
           "threadstate", "a_worker_parked_in_a_context_keeps_it_and_the_forward_never_sees_it"),
+    _state("grad-mode-is-left-on", "switch", "if _C.is_grad_enabled() != to.grad:", "if False:"),
+    _state("autocast-is-left-on", "switch", "if here.autocast != to.autocast:", "if False:"),
+    _state("dispatch-modes-are-left-on", "switch", "if here.dispatches != to.dispatches:", "if False:"),
+    _state("the-default-device-is-left-on", "switch", "if here.device != to.device:", "if False:"),
+    _state("saved-tensor-hooks-are-left-on", "switch", "if here.hooks != to.hooks:", "if False:"),
+    _state("refused-hooks-stay-refused", "switch", "if here.hooks_refused != to.hooks_refused:",
+           "if False:"),
+    _unit("transforms-are-left-on", "runtime.threadstate:switch",
+          "if here.transforms or to.transforms:", "if False:", "threadstate",
+          "a_worker_parked_inside_of_a_transform_keeps_it_and_the_forward_never_sees_it"),
+    _unit("a-force-runs-in-what-the-block-holds-open", "runtime.lazy:materialize",
+          "threadstate.apart()", "threadstate.contextlib.nullcontext()", "lazy_contexts",
+          "a_context_around_a_force_is_none_of_the_recorded_operations"),
+    _held("gradients-pass-a-lazy-by", "lazy:record",
+          "or (torch.is_grad_enabled() and _needs_grad((args, kwargs)))", ""),
+    _held("a-dispatch-mode-sees-what-is-recorded", "threadstate:decides",
+          "_C._len_torch_dispatch_stack()", "False"),
+    _held("a-transform-sees-what-is-recorded", "threadstate:decides",
+          "or _functorch.peek_interpreter_stack() is not None", ""),
+    _held("a-function-mode-misses-an-index", "lazy:LazyTensor.__getitem__",
+          "if _len_torch_function_stack():", "if False:"),
+    _unit("warnings-go-to-a-parked-frame", "runtime.parking:parking",
+          "_set_handler(_OUTSIDE)", "pass", "lazy_contexts",
+          "a_thread_warns_as_outside_of_calls_while_a_worker_is_parked_inside_of_one"),
+    _unit("an-operator-is-parked", "runtime.parking:_check", "if frame.f_code in _OPERATORS:",
+          "if False:", "lazy_contexts", "a_call_that_cannot_be_parked_is_refused"),
+    _unit("a-backward-is-parked", "runtime.parking:_check",
+          "if torch._C._current_graph_task_id() != -1:", "if False:", "lazy_contexts",
+          "a_park_inside_of_backward_is_refused"),
     # --- hostile or broken input
     _unit("divergence-is-not-noticed", "core:Core._answer", "if pull.location != location:",
           "if False:",

@@ -28,11 +28,12 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.overrides import _len_torch_function_stack
 
 from ..core import Available
 from ..errors import BlockError
 from ..messages import Key
-from . import expression, ops
+from . import expression, ops, threadstate
 
 _sequence = itertools.count()
 _NO_FUNCTION = torch._C.DisableTorchFunctionSubclass
@@ -247,6 +248,8 @@ class LazyTensor(torch.Tensor):
     def __getitem__(self, index: Any) -> Any:
         if _shape_depends_on_data(index):
             return force(self)[resolve(index)]
+        if _len_torch_function_stack():
+            return super().__getitem__(index)  # a mode of the block's sees it first
         return record(torch.Tensor.__getitem__, (self, index), {})
 
     def equal(self, other: Any) -> bool:
@@ -310,6 +313,13 @@ def lazies(value: Any) -> list[LazyTensor]:
     return found
 
 
+def _needs_grad(value: Any) -> bool:
+    """Whether gradients are wanted of a tensor among an operation's arguments."""
+    found: list[bool] = []
+    map_tensors(value, lambda path, tensor: found.append(tensor.requires_grad))
+    return any(found)
+
+
 def _find(part: Any, found: list[LazyTensor]) -> None:
     # Not a closure that calls itself: the cycle would keep the lazies from being released.
     if isinstance(part, LazyTensor):
@@ -360,13 +370,15 @@ def record(function: Any, args: tuple, kwargs: dict) -> Any:
             return function(*args, **kwargs)
 
     involved = lazies((args, kwargs))
+    if threadstate.decides() or (torch.is_grad_enabled() and _needs_grad((args, kwargs))):
+        return _run(function, args, kwargs)  # recorded, it would run later, outside of that
     if ops.mutates(function, kwargs):
         return _mutate(function, args, kwargs, involved)
     if not any(is_lazy(lazy) for lazy in involved):
         return _run(function, args, kwargs)
     if torch.is_autocast_enabled(involved[0].node.device.type):
         return _run(function, args, kwargs)  # the recorded operation would run outside of it
-    if name in ops.RANDOM or name in ("equal", "allclose"):
+    if name in ops.RANDOM or name in ("equal", "allclose", "requires_grad_", "__set__"):
         return _run(function, args, kwargs)
     if function is torch.Tensor.to:
         moved = _moved(args, kwargs)
@@ -685,6 +697,11 @@ def prefetch(value: Any) -> None:
 
 def materialize(wanted: Iterable[Node]) -> None:
     """Bring the data of ``wanted`` here: pull what moves least, then replay what was recorded."""
+    with threadstate.apart():
+        _materialize(wanted)
+
+
+def _materialize(wanted: Iterable[Node]) -> None:
     plan, order = _plan(wanted)
     if plan:
         values = plan[0][1].fetcher.fetch([(base, text) for _, base, text in plan])

@@ -26,6 +26,7 @@ from ..errors import DeadlineExceeded, Diverged, Missed, PeerDied, Unreachable
 from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
+from .parking import parking
 from .transport import Buffer, Transport
 from .watchdog import Watchdog
 
@@ -209,6 +210,7 @@ class Link:
         Raises:
             Missed: the rule does not allow it and no worker calls: a write whose value a later stage
                 produces in the same turn.
+            BlockError: the worker is inside of what cannot be parked (see `parking`).
         """
         numbers = self.request(wanted)
         in_worker = getattr(getcurrent(), "mediator", None) is not None
@@ -217,7 +219,8 @@ class Link:
                 self.wait(numbers)
             elif in_worker:
                 # The rank's loop resumes the worker once it may wait, or the values are here.
-                getcurrent().parent.switch(Forcing(numbers))  # type: ignore[union-attr]
+                with parking():
+                    getcurrent().parent.switch(Forcing(numbers))  # type: ignore[union-attr]
             else:
                 late = wanted[0][0]
                 raise Missed(

@@ -3,29 +3,34 @@
 A worker is a greenlet on the forward's thread, so everything that torch keeps per thread is shared:
 a block that parks inside ``torch.enable_grad()`` would leave gradients on in the forward, and would
 find them off after it. What a block can hold open across a park is saved when it parks and put back
-when it resumes: grad and inference mode, autocast, torch function and dispatch modes, the default
-device, and the ``contextvars`` context (greenlets keep that one by themselves).
+when it resumes: grad and inference mode, autocast, torch function and dispatch modes, hooks of saved
+tensors, the transforms of ``torch.func``, the default device, and the ``contextvars`` context (greenlets
+keep that one by themselves).
 
 Random numbers belong here too. A block draws the same on every stage, whatever other requests do, so a
 block that draws at all gets generators of its own (`Draws`), seeded by its request.
 
-Not covered: process-wide settings (default dtype, deterministic algorithms, matmul precision), which
-belong to the engine whoever sets them.
+Not covered: process-wide settings (default dtype, deterministic algorithms, matmul precision, anomaly
+detection, the levels of forward-mode differentiation), which belong to the engine whoever sets them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _device, _python_dispatch
 
 _C = torch._C
+_autograd = _C._autograd
+_functorch = _C._functorch
 
 
 class State(NamedTuple):
@@ -36,8 +41,14 @@ class State(NamedTuple):
     autocast: tuple
     functions: tuple
     dispatches: tuple
-    device: Any
+    hooks: tuple
+    hooks_refused: str | None
+    transforms: tuple
+    device: tuple
 
+
+#: Where `torch.set_default_device` keeps what it has entered.
+_DEFAULT_DEVICE = torch._GLOBAL_DEVICE_CONTEXT
 
 #: Device types whose autocast state is kept apart.
 _AUTOCAST = ("cpu", "cuda")
@@ -51,7 +62,10 @@ def capture() -> State:
         _autocast(),
         _function_modes(),
         _dispatch_modes(),
-        _device.CURRENT_DEVICE,
+        _saved_tensors_hooks(),
+        None if _autograd._saved_tensors_hooks_is_enabled() else _hooks_refused(),
+        _transforms(),
+        (_device.CURRENT_DEVICE, getattr(_DEFAULT_DEVICE, "device_context", None)),
     )
 
 
@@ -73,6 +87,54 @@ def _function_modes() -> tuple:
 def _dispatch_modes() -> tuple:
     count = _C._len_torch_dispatch_stack()
     return tuple(_C._get_dispatch_stack_at(i) for i in range(count)) if count else ()
+
+
+def _saved_tensors_hooks() -> tuple:
+    if _autograd._top_saved_tensors_default_hooks(True) is None:
+        return ()
+    found = _take_hooks()
+    _put_hooks(found)
+    return found
+
+
+def _take_hooks() -> tuple:
+    """Take the pairs of hooks off their stack, the innermost last."""
+    taken = []
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        taken.append(top)
+        _autograd._pop_saved_tensors_default_hooks()
+    return tuple(reversed(taken))
+
+
+def _put_hooks(hooks: tuple) -> None:
+    for pack, unpack in hooks:
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _hooks_refused() -> str:
+    """What torch says to who sets hooks of saved tensors, where they are refused."""
+    return _autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def _transforms() -> tuple:
+    if _functorch.peek_interpreter_stack() is None:
+        return ()
+    found = _take_transforms()
+    _put_transforms(found)
+    return found
+
+
+def _take_transforms() -> tuple:
+    """Take the layers of `torch.func` off their stack, the innermost last."""
+    taken = []
+    while _functorch.peek_interpreter_stack() is not None:
+        taken.append(_functorch.pop_dynamic_layer_stack())
+    return tuple(reversed(taken))
+
+
+def _put_transforms(layers: tuple) -> None:
+    for layer in layers:
+        _functorch.push_dynamic_layer_stack(layer)
 
 
 def _set_inference(enabled: bool) -> None:
@@ -98,8 +160,19 @@ def switch(here: State, to: State) -> None:
             _python_dispatch._pop_mode()
         for mode in to.dispatches:
             _python_dispatch._push_mode(mode)
-    if here.device is not to.device:
-        _device.CURRENT_DEVICE = to.device
+    if here.hooks != to.hooks:
+        _take_hooks()
+        _put_hooks(to.hooks)
+    if here.hooks_refused != to.hooks_refused:
+        if to.hooks_refused is None:
+            _autograd._saved_tensors_hooks_enable()
+        else:
+            _autograd._saved_tensors_hooks_disable(to.hooks_refused, False)
+    if here.transforms or to.transforms:
+        _take_transforms()
+        _put_transforms(to.transforms)
+    if here.device != to.device:
+        _device.CURRENT_DEVICE, _DEFAULT_DEVICE.device_context = to.device
     if here.autocast != to.autocast:
         for kind, enabled, dtype in to.autocast[0]:
             torch.set_autocast_enabled(kind, enabled)
@@ -107,6 +180,51 @@ def switch(here: State, to: State) -> None:
         torch.set_autocast_cache_enabled(to.autocast[1])
     if _C.is_grad_enabled() != to.grad:
         _C._set_grad_enabled(to.grad)
+
+
+#: Nothing that a block may hold open. Inference mode is as it is.
+_PLAIN: dict[str, Any] = {
+    "grad": False,
+    "functions": (),
+    "dispatches": (),
+    "hooks": (),
+    "transforms": (),
+    "device": (None, None),
+}
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """The runtime's own tensor operations, untouched by what the block holds open around them.
+
+    A worker may park in here: what it finds when it resumes is again what it left.
+    """
+    if not (
+        _len_torch_function_stack()
+        or _C._len_torch_dispatch_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or _C.is_grad_enabled()
+        or any(map(torch.is_autocast_enabled, _AUTOCAST))
+    ):
+        yield
+        return
+    here = capture()
+    kinds = tuple((kind, False, dtype) for kind, _, dtype in here.autocast[0])
+    plain = here._replace(autocast=(kinds, here.autocast[1]), **_PLAIN)
+    switch(here, plain)
+    try:
+        yield
+    finally:
+        switch(plain, here)
+
+
+def decides() -> bool:
+    """Whether what the block holds open decides what an operation does, beyond its arguments."""
+    return bool(
+        _C._len_torch_dispatch_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 class Draws:

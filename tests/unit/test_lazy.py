@@ -106,7 +106,7 @@ DERIVED: dict[str, Callable[[torch.Tensor], Any]] = {
     "where": lambda t: torch.where(t > 0, t, Y),
     "softmax": lambda t: torch.nn.functional.softmax(t, dim=-1),
     "linear": lambda t: torch.nn.functional.linear(t, X, None),
-    "module": lambda t: torch.nn.LayerNorm(3)(t),
+    "module": lambda t: torch.nn.LayerNorm(3).requires_grad_(False)(t),
     "einsum": lambda t: torch.einsum("ij,kj->ik", t, X),
     "maximum": lambda t: torch.maximum(t, Y),
     "in_out": lambda t: torch.lerp(t, X, 0.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,9 +13,10 @@ import pytest
 import torch
 from greenlet import getcurrent, greenlet
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppcore.runtime.threadstate import Draws, Kept, may_draw
+from ppcore.runtime.threadstate import Draws, Kept, apart, may_draw
 
 
 class CountsFunctions(TorchFunctionMode):
@@ -45,6 +47,42 @@ def count_operations() -> int:
     return CountsOperations.seen - before
 
 
+PACKED: list[torch.Tensor] = []
+
+
+def pack(tensor: torch.Tensor) -> torch.Tensor:
+    PACKED.append(tensor)
+    return tensor
+
+
+def saved_tensors_hooks() -> AbstractContextManager:
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
+
+
+def count_packed() -> int:
+    before = len(PACKED)
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones(2, requires_grad=True).exp()
+    return len(PACKED) - before
+
+
+def may_set_hooks() -> bool:
+    try:
+        with saved_tensors_hooks():
+            return True
+    except RuntimeError:
+        return False
+
+
+@contextlib.contextmanager
+def default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
 def bfloat16_product() -> torch.dtype:
     return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
 
@@ -58,7 +96,19 @@ CONTEXTS: dict[str, tuple[Callable[[], AbstractContextManager], Callable[[], Any
     "autocast off": (lambda: torch.autocast("cpu", enabled=False), bfloat16_product),
     "function mode": (CountsFunctions, count_functions),
     "dispatch mode": (CountsOperations, count_operations),
-    "device": (lambda: torch.device("meta"), lambda: torch.zeros(1).device.type),
+    "device": (
+        lambda: torch.device("meta"),
+        lambda: torch.zeros(1).device.type,
+    ),
+    "default device": (
+        default_device,
+        lambda: (_device.CURRENT_DEVICE, torch.get_default_device()),
+    ),
+    "saved-tensor hooks": (saved_tensors_hooks, count_packed),
+    "no saved-tensor hooks": (
+        lambda: torch.autograd.graph.disable_saved_tensors_hooks("refused"),
+        may_set_hooks,
+    ),
     "set_grad_enabled": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
 }
 #: What the forward may hold open around the worker.
@@ -152,6 +202,73 @@ def test_two_workers_parked_in_contexts_keep_apart(make: Callable, observe: Call
     assert seen == [(inside, outside)] * 3
     one.resume(), two.resume()
     assert observe() == outside
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return (x * x).sum()
+
+
+def parking_norm(x: torch.Tensor) -> torch.Tensor:
+    park()
+    found = norm(x)
+    park()
+    return found
+
+
+ROWS = torch.arange(6.0).reshape(3, 2)
+TRANSFORMS: dict[str, Callable[[Callable], torch.Tensor]] = {
+    "vmap": lambda f: torch.vmap(f)(ROWS),
+    "grad": lambda f: torch.func.grad(f)(ROWS),
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(f))(ROWS),
+    "grad of vmap": lambda f: torch.func.grad(lambda rows: torch.vmap(f)(rows).sum())(ROWS),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_a_worker_parked_inside_of_a_transform_keeps_it_and_the_forward_never_sees_it(
+    transform: Callable,
+) -> None:
+    def forward() -> None:
+        assert everything() == before
+        assert torch.rand(2).shape == (2,)  # vmap refuses it
+        assert torch.equal(torch.func.grad(norm)(ROWS), 2 * ROWS)
+
+    before = everything()
+    workers = [Worker(lambda: park(transform(parking_norm))) for _ in range(2)]
+    for worker in workers * 2:
+        assert worker.resume() is None
+        forward()
+    for worker in workers:
+        assert torch.equal(worker.resume(), transform(norm))
+        forward()
+
+
+def test_what_the_runtime_does_for_a_block_is_apart_from_what_the_block_holds_open() -> None:
+    plain = everything()
+    for make, _ in CONTEXTS.values():
+        with make():
+            before = everything()
+            with apart():
+                found = everything()
+            assert everything() == before
+            for name in ("autocast", "function mode", "dispatch mode", "device"):
+                assert found[name] == plain[name]
+
+
+def test_a_worker_may_park_apart() -> None:
+    def block() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with apart():
+                park(bfloat16_product())
+                park(bfloat16_product())
+            park(bfloat16_product())
+
+    before = everything()
+    worker = Worker(block)
+    for expected in (torch.float32, torch.float32, torch.bfloat16):
+        assert worker.resume() == expected
+        assert everything() == before
+    worker.resume()
 
 
 def test_contexts_nest_over_parks_in_any_order() -> None:
