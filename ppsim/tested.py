@@ -29,6 +29,11 @@ def _unit(name: str, target: str, old: str, new: str, file: str, test: str) -> M
     )
 
 
+def _rank(name: str, method: str, old: str, new: str, test: str) -> Mutant:
+    target = f"ppcore.runtime.requests:StagedRequests.{method}"
+    return Mutant(name, target, old, new, test=f"tests/harness/test_one_rank.py::test_{test}")
+
+
 def _state(name: str, target: str, old: str, new: str) -> Mutant:
     test = "a_worker_parked_in_a_context_keeps_it_and_the_forward_never_sees_it"
     return _unit(name, f"runtime.threadstate:{target}", old, new, "threadstate", test)
@@ -106,6 +111,21 @@ TESTED: tuple[Mutant, ...] = (
     _unit("a-save-that-cannot-be-pickled-ends-the-rank", "runtime.requests:StagedRequests._ship",
           "taken = Taken({})", "raise",
           "collect", "a_save_that_cannot_be_pickled_is_its_requests_error"),
+    _unit("a-view-saved-twice-is-two", "runtime.collect:Taken.shipment", "own[id(leaf)]", "_own(leaf)",
+          "collect", "one_tensor_saved_twice_is_one_object_at_home"),
+    _unit("a-cache-saved-twice-is-two", "runtime.collect:_Skeleton.persistent_id",
+          "if known is value:", "if False:", "collect", "two_caches_keep_apart_and_one_saved_twice_is_one"),
+    # --- how requests end
+    _rank("a-sequence-brings-the-firsts-saves", "_collect", 'saves[label(index, "saves", name)] = value',
+          'saves.setdefault(label(0, "saves", name), value)',
+          "every_sequence_of_a_request_brings_its_own_saves"),
+    _rank("sequences-in-the-order-of-their-arrival", "_collect", "sorted(found, key=lambda item: item[0])",
+          "[(n, one[1]) for n, one in enumerate(found)]",
+          "every_sequence_of_a_request_brings_its_own_saves"),
+    _rank("an-end-from-outside-does-not-surface", "settle", "mediator.surface()", "pass",
+          "a_request_that_is_ended_from_outside_brings_what_its_block_had"),
+    _rank("a-cleared-block-stays-parked", "unregister", "copy.drop()", "pass",
+          "a_registered_block_that_is_cleared_while_it_runs_ends_there"),
     # --- thread-local state
     _unit("a-block-leaves-its-state-to-the-forward", "runtime.threadstate:Kept.leave",
           "switch(self._inside, self._outside)", "pass",
@@ -149,6 +169,10 @@ TESTED: tuple[Mutant, ...] = (
           "if torch._C._current_graph_task_id() != -1:", "if False:", "lazy_contexts",
           "a_park_inside_of_backward_is_refused"),
     # --- hostile or broken input
+    Mutant("a-replacement-of-any-shape", "ppcore.runtime.mediator:PPMediator._handle",
+           "widened = batcher.widen(value, self.batch_group, given)", "widened = given",
+           test="tests/harness/test_one_rank.py::"
+           "test_a_replacement_of_the_wrong_shape_ends_its_own_request_as_on_one_rank"),
     _unit("divergence-is-not-noticed", "core:Core._answer", "if pull.location != location:",
           "if False:",
           "core_values", "a_block_that_reads_elsewhere_diverged_and_both_locations_are_named"),

@@ -108,10 +108,12 @@ class Taken:
         missing = [leaf for leaf in wanted.values() if lazy.is_lazy(leaf)]
         if missing:
             lazy.resolve(tuple(missing))
+        # One object is one at home: what is cloned is cloned once.
+        own = {id(leaf): _own(leaf) for leaf in wanted.values()}
         return Shipment(
             self.skeleton,
             {name: len(leaves) for name, leaves in self.found.items()},
-            {name: _own(leaf) for name, leaf in wanted.items()},
+            {name: own[id(leaf)] for name, leaf in wanted.items()},
             error,
             own_error,
             [_parts(cache, place) for cache in self.caches],

@@ -419,6 +419,14 @@ class PPMediator(Mediator):
         self._unwind()
         self.link.finish(self.worker_id)
 
+    def drop(self) -> None:
+        """Nobody wants this worker any more: end it where it is parked."""
+        self.pending = self.held = None
+        self.seat.take()
+        self._unwind()
+        self.link.finish(self.worker_id)
+        self.let_go()
+
     def _unwind(self) -> None:
         """End the block where it is parked; what its ``finally`` clauses raise is nobody's error.
 

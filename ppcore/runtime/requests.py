@@ -65,6 +65,18 @@ class StagedRequests:
         if not isinstance(mediator, PPMediator):
             self._mediators.adopt(mediator, Worker(request.id, block), self.link)
 
+    def unregister(self, registration_id: str) -> None:
+        """Stop running a registered block.
+
+        What runs of it ends now, in the torch state that it parked in, and not in the forward's when a
+        collector comes by.
+        """
+        copies = [request.copies.get(registration_id) for request in self.requests.values()]
+        super().unregister(registration_id)  # type: ignore[misc]
+        for copy in copies:
+            if isinstance(copy, PPMediator):
+                copy.drop()
+
     def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
         """Open the round, point every worker at its rows, and let those go on that waited for it."""
         interleaver = model.interleaver
