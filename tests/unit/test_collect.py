@@ -250,12 +250,13 @@ def test_a_module_that_spans_stages_has_the_firsts_input_and_the_lasts_output() 
 def test_two_caches_keep_apart_and_one_saved_twice_is_one() -> None:
     def saved(stage: str) -> dict[str, Any]:
         first, second = cache(**{f"m.{stage}": [stage]}), cache(**{f"n.{stage}": [stage]})
-        return {"first": first, "second": second, "again": [first]}
+        return {"first": first, "second": second, "again": [first, first._cache]}
 
     found = home(saved("0"), saved("1"))
     assert of(found["first"]) == {"m.0": ["0"], "m.1": ["1"]}
     assert of(found["second"]) == {"n.0": ["0"], "n.1": ["1"]}
-    assert found["again"][0]._cache is found["first"]._cache
+    assert found["again"][0] is found["first"]
+    assert found["again"][1] is found["first"]._cache
 
 
 def test_a_save_that_cannot_be_pickled_is_its_requests_error() -> None:
