@@ -2,7 +2,7 @@
 
 Exit codes: 0 all is well, 2 wrong usage, 3 the code under test crashed, 4 something never happens
 (liveness), 5 the outcome is not a single rank's (sameness), 6 something is left over (leak), 7 a
-mutant survives, 8 an exploration was cut, 9 a record is no run of the model.
+mutant survives, 8 an exploration or the mutants were cut, 9 a record is no run of the model.
 """
 
 from __future__ import annotations

@@ -168,10 +168,19 @@ class Writer:
     def _at_the_end(self) -> list[Statement]:
         """As a whole block: calls of the result and of each other, which one stage makes and another waits
         for, when the request has ended on the one and perhaps not yet on the other."""
-        if self.draw.random() < 0.6:
-            return []
+        lot = self.draw.random()
+        if lot < 0.6:
+            return self._edited_at_home() if lot < 0.12 else []
         calls = [Call("r", "E", "r")] * self.draw.randrange(2, 5)
         return [Read("r", "result"), *calls, If("r", (Save("r", "r"),))]
+
+    def _edited_at_home(self) -> list[Statement]:
+        """As a whole block: the first stage edits what it has computed for a later one, in the turn after,
+        and only then the last one asks for it."""
+        draw, last = self.draw, f"L{self.layers - 1}.out"
+        late = draw.choice(self.visits[draw.randrange(1, len(self.visits))])
+        behind = For(1, 2, None, (Read("w", last), Write(last, "q")))
+        return [Read("o", late), Call("q", "E", "o"), Edit("q", draw.randrange(1, 9)), behind]
 
     def _revised(self) -> list[Statement]:
         """Seldom: a value is looked at, edited or replaced, and looked at again; what is seen then is used

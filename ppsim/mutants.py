@@ -284,8 +284,6 @@ CATALOGUE: tuple[Mutant, ...] = (
     _real("write-forgotten-by-a-later-read", "mediator:PPMediator._answer",
           "self._seen[slot] = lazy.map_tensors(pending.value, lambda path, tensor: tensor.clone())",
           "pass"),
-    _real("own-error-masked-by-its-consequence", "mediator:PPMediator._report",
-          "if cause is not None:", "if False:"),
     _real("result-shared-with-its-home", "calls:Calls.compute", "link.kept(result)", "(result, 1)"),
     _real("real-failure-not-told", "link:Link.failed", "if self.transport is not None:", "if False:"),
     _real("parameters-outlive-their-request", "mediator:PPMediator.let_go",
@@ -293,20 +291,9 @@ CATALOGUE: tuple[Mutant, ...] = (
     _real("part-as-it-is-after-an-edit", "expression:_settled",
           "part.cache is not None or bool(family and family.mutations)", "part.cache is not None"),
     _real("pulls-stay-after-the-wait", "mediator:PPMediator._awaited", "self.seat.take()", "pass"),
-    _real("finished-worker-not-reported", "mediator:PPMediator._resume",
-          "self.link.finish(self.worker_id)", "pass"),
     _real("real-pin-stays-after-the-hit", "mediator:PPMediator._answer",
           "self.iteration = None", "pass"),
 )  # fmt: skip
-
-#: Not found within 2,000 executions from every seed: where the fuzzer is weak, by its own measure.
-HARD = frozenset(
-    {
-        "finished-worker-not-reported",
-        "own-error-masked-by-its-consequence",
-        "result-shared-with-its-home",
-    }
-)
 
 
 class Misplaced(Exception):

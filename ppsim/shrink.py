@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import cases, fuzz, mutants, small
+from . import cases, fuzz, generate, mutants, small
 from .cases import Case, Request
 from .failures import Failure
 from .programs import Block, For, If, Statement, size
@@ -36,6 +36,10 @@ NUMBERS = frozenset({"constant", "code"})
 
 #: Drawn schedules that a smaller case is tried under.
 _DRAWN = 12
+#: A failure of this length is worth no search for another one to start from; ...
+_SHORT = 4
+#: ... other failures are looked for among so many cases, those of few statements.
+_ELSEWHERE, _BLOCK = 400, 8
 
 
 def statements(case: Case) -> int:
@@ -324,6 +328,19 @@ class _Shrinker:
         case, switches = self.best.case, self.best.switches
         return any(self.fails(less, switches, _DRAWN // 4) for less in _without_two(case))
 
+    def start_elsewhere(self) -> None:
+        """Deletions end where no single one works: another case that fails alike may end lower."""
+        for seed in range(_ELSEWHERE):
+            if length(self.best) <= _SHORT:
+                return
+            case, before = generate.case(seed), self.best
+            if statements(case) <= _BLOCK and self.fails(case, (), 2):
+                self.shrink_case(0)
+                self.shrink_case(_DRAWN)
+                self.shrink_switches()
+                if length(self.best) >= length(before):
+                    self.best = before
+
     def start_small(self) -> None:
         """Deletions can end in a failure that is small for its kind only: try what is smaller still."""
         for count in range(1, 3 if length(self.best) > 3 else 0):
@@ -364,6 +381,7 @@ def shrink(
         shrinker.shrink_case(0)
         shrinker.shrink_case(_DRAWN)
         shrinker.shrink_switches()
+        shrinker.start_elsewhere()
         while (
             any(shrinker.shrink_case(drawn) for drawn in (0, 4 * _DRAWN)) or shrinker.delete_pairs()
         ):

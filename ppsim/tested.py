@@ -1,8 +1,9 @@
 """Planted bugs that no simulated run can show, each with the test that has to fail of it.
 
 What a lazy answers to Python, what torch keeps for a thread, what a block draws, what bytes say: the
-simulator's values are terms, and its blocks hold no context open. Here a mutant names a test. It is
-run in a process of its own, twice: it has to pass as the code is, and to fail with the bug in it.
+simulator's values are terms, and its blocks hold no context open and are the same on every rank. Here a
+mutant names a test. It is run in a process of its own, twice: it has to pass as the code is, and to
+fail with the bug in it.
 """
 
 from __future__ import annotations
@@ -169,6 +170,13 @@ TESTED: tuple[Mutant, ...] = (
     _unit("a-backward-is-parked", "runtime.parking:_check",
           "if torch._C._current_graph_task_id() != -1:", "if False:", "lazy_contexts",
           "a_park_inside_of_backward_is_refused"),
+    # --- blocks that do something else on each rank, which no program of the simulator does
+    Mutant("finished-worker-not-reported", "ppcore.runtime.mediator:PPMediator._resume",
+           "self.link.finish(self.worker_id)", "pass",
+           test="tests/sim/test_real.py::test_a_rank_that_asks_for_what_another_never_read_is_told"),
+    Mutant("own-error-masked-by-its-consequence", "ppcore.runtime.mediator:PPMediator._report",
+           "if cause is not None:", "if False:",
+           test="tests/sim/test_real.py::test_an_error_that_another_ranks_explains_is_not_the_cause"),
     # --- hostile or broken input
     Mutant("a-replacement-of-any-shape", "ppcore.runtime.mediator:PPMediator._handle",
            "widened = batcher.widen(value, self.batch_group, given)", "widened = given",

@@ -1,24 +1,28 @@
-"""``mutants``: plant every bug of the catalogue and look for it."""
+"""``mutants``: plant every bug of the catalogue and look for it.
+
+Interrupted (Ctrl-C), it ends with the mutants at hand and tells what it has so far.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import signal
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from .. import cases, fuzz, hunts, mutants, shortest, shrink, tested, tokens
-from ..hunts import Rate
 from ..progress import Bar
 from ..strategies import Switches
-from . import Answer, Command
+from . import Answer, Command, rates
 
-SURVIVORS = 7
+SURVIVORS, CUT = 7, 8
 
 
 def add(command: Command) -> None:
@@ -37,6 +41,10 @@ def add(command: Command) -> None:
         "--rates", type=int, default=100, help="runs of each strategy for its hit rate; 0 for none"
     )
     bugs.add_argument(
+        "--real-rates", type=int, default=10, help="the same, over the real runtime, which is slow"
+    )
+    bugs.add_argument("--page", type=Path, help="put the table of hit rates into this page")
+    bugs.add_argument(
         "--shrink", action="store_true", help="shrink what is found, and look for the shortest"
     )
     bugs.add_argument(
@@ -53,7 +61,7 @@ def run(options: argparse.Namespace) -> Answer:
         return 2, {}
     bar = Bar(len(chosen))
     answers: list[dict[str, Any]] = []
-    for answer in _all(options, chosen):
+    for answer in _until_interrupted(_all(options, chosen)):
         bar.clear()
         answers.append(answer)
         word = f"killed by {answer['property']}" if answer["killed"] else "SURVIVES"
@@ -67,36 +75,54 @@ def run(options: argparse.Namespace) -> Answer:
     bar.clear()
     survivors = [answer["mutant"] for answer in answers if not answer["killed"]]
     killed = len(answers) - len(survivors)
+    stopped = len(answers) < len(chosen)
     print(f"{killed} of {len(answers)} killed")
+    if stopped:
+        print(f"interrupted: {len(chosen) - len(answers)} were not looked for")
     if survivors:
         print("survivors:", ", ".join(survivors))
     summary: dict[str, Any] = {
         "killed": killed, "total": len(answers), "survivors": survivors, "hunts": answers,
-        "executions": _executions(answers),
+        "executions": _executions(answers), "interrupted": stopped,
     }  # fmt: skip
     if options.rates:
-        summary["rates"] = _rates(answers)
+        summary["rates"] = rows = rates.pooled(answers)
+        print(*map(rates.told, rows), sep="\n")
+        if options.page is not None:
+            rates.fill(options.page, rows, options.seed)
     if options.shrink:
         summary["shrinking"] = _shrinking(answers)
-    return (SURVIVORS if survivors else 0), summary
+    return (SURVIVORS if survivors else CUT if stopped else 0), summary
+
+
+def _until_interrupted(answers: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from answers
+    except KeyboardInterrupt:
+        pass
+
+
+def _interrupts_are_the_parents() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _all(options: argparse.Namespace, chosen: list[mutants.Mutant]) -> Iterator[dict[str, Any]]:
     names = [mutant.name for mutant in chosen]
     one = partial(
         _one, executions=options.executions, seconds=options.seconds, first=options.seed,
-        rates=options.rates, shrinks=options.shrink, shortest_s=options.shortest_seconds,
+        runs={"core": options.rates, "real": options.rates and options.real_rates},
+        shrinks=options.shrink, shortest_s=options.shortest_seconds,
     )  # fmt: skip
     if options.jobs == 1 or len(names) == 1:
         yield from map(one, names)
         return
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs, initializer=_interrupts_are_the_parents) as pool:
         yield from pool.map(one, names)
 
 
 def _one(
-    name: str, *, executions: int, seconds: float, first: int, rates: int, shrinks: bool,
-    shortest_s: float,
+    name: str, *, executions: int, seconds: float, first: int, runs: dict[str, int],
+    shrinks: bool, shortest_s: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything about one mutant."""
     mutant = mutants.named(name)
@@ -107,11 +133,12 @@ def _one(
     except mutants.Misplaced as error:
         # The code has changed: nothing was planted, so nothing was found. The others are looked for.
         found = hunts.Hunt(name, False, 0, 0.0, f"misplaced: {error}")
-        rates = 0
-    answer: dict[str, Any] = {"layer": mutant.layer, **asdict(found)}
-    if rates:
+        runs = dict.fromkeys(runs, 0)
+    answer: dict[str, Any] = {"layer": mutant.layer, "mode": mutant.mode, **asdict(found)}
+    if count := runs[mutant.mode]:
+        start = rates.cases_of(name, first, count)
         answer["rates"] = {
-            how: asdict(hunts.rate(mutant, how, runs=rates)) for how in fuzz.STRATEGIES
+            how: asdict(hunts.rate(mutant, how, runs=count, first=start)) for how in fuzz.STRATEGIES
         }
     if shrinks and found.killed:
         with mutants.planted(mutant), fuzz.in_mode(mutant.mode):
@@ -142,25 +169,6 @@ def _executions(answers: list[dict[str, Any]]) -> dict[str, float]:
         f"found after {found['median']:.0f} executions in the median, after at most {found['p90']} "
         f"in nine of ten hunts, after {found['max']} at the latest"
     )
-    return found
-
-
-def _rates(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each strategy's hits over the whole catalogue."""
-    found: dict[str, Any] = {}
-    for how in fuzz.STRATEGIES:
-        rates = [Rate(**answer["rates"][how]) for answer in answers if "rates" in answer]
-        pooled = Rate(sum(rate.hits for rate in rates), sum(rate.runs for rate in rates))
-        low, high = pooled.interval
-        never = sum(not rate.hits for rate in rates)
-        found[how] = {
-            "share": round(pooled.share, 4), "low": round(low, 4), "high": round(high, 4),
-            "runs": pooled.runs, "mutants_never_hit": never,
-        }  # fmt: skip
-        print(
-            f"{how:6} fails in {pooled.share:.1%} of its runs [{low:.1%}, {high:.1%}], "
-            f"never on {never} of {len(rates)} mutants"
-        )
     return found
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ppsim import cli, fuzz, mutants
+from ppsim import cli, commands, fuzz, mutants
+from ppsim.commands import rates
+from ppsim.hunts import Rate
 from ppsim.marks import Marks
 from ppsim.strategies import Switches
 
@@ -80,13 +83,76 @@ def test_mutants_are_counted_with_their_rates(capsys: pytest.CaptureFixture[str]
     code = cli.main(["mutants", *only, "--jobs", "1", "--rates", "10", "--shrink", "--json"])
     out, found = answer(capsys)
     assert (code, found["killed"], found["total"], found["survivors"]) == (0, 2, 2, [])
-    rates = found["rates"]
-    assert isinstance(rates, dict) and set(rates) == set(fuzz.STRATEGIES)
-    assert all(rate["low"] < rate["share"] < rate["high"] for rate in rates.values())
+    rows = found["rates"]
+    assert isinstance(rows, list)
+    assert [(row["mode"], row["strategy"]) for row in rows] == [
+        ("core", how) for how in fuzz.STRATEGIES
+    ]
+    for row in rows:
+        assert row["low"] < row["share"] < row["high"]
+        assert (row["runs"], row["mutants"]) == (20, 2)
+        assert row["share"] == pytest.approx(row["hits"] / 20)
     shrinking = found["shrinking"]
     assert isinstance(shrinking, dict) and shrinking["longest_token"] <= 64
     assert shrinking["median_ratio"] <= 1.5
     assert "without it too" not in out
+
+
+def test_each_mutant_has_cases_of_its_own() -> None:
+    drawn = [
+        {*range(first, first + 50)}
+        for first in (rates.cases_of(mutant.name, 7, 50) for mutant in mutants.CATALOGUE)
+    ]
+    assert min(map(min, drawn)) == 7
+    assert len(set.union(*drawn)) == 50 * len(mutants.CATALOGUE)
+
+
+def test_the_table_of_rates_is_put_into_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{rates.BEGIN}\nold\n{rates.END}\nbelow\n")
+    words = ["mutants", "--only", "no-gate", "--jobs", "1", "--rates", "10", "--seed", "3"]
+    assert cli.main([*words, "--page", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text
+    lines = [line for line in text.splitlines() if line.startswith("| core")]
+    assert [line.split(" | ")[1:4] for line in lines] == [
+        [f"`{how}`", "1", "10"] for how in fuzz.STRATEGIES
+    ]
+    assert "cases from seed 3 on" in text
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="has no part"):
+        rates.fill(page, [], 0)
+
+
+def test_the_pages_shares_and_intervals_are_those_of_its_hits() -> None:
+    page = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
+    part = page[page.index(rates.BEGIN) : page.index(rates.END)]
+    rows = [
+        line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| core")
+    ]
+    assert [row[1] for row in rows] == [f"`{how}`" for how in fuzz.STRATEGIES]
+    for _, _, _, runs, hits, share, interval, _ in rows:
+        rate = Rate(int(hits), int(runs))
+        low, high = rate.interval
+        assert (share, interval) == (f"{rate.share:.1%}", f"{low:.1%} to {high:.1%}")
+
+
+def test_an_interrupted_hunt_tells_what_it_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = commands.mutants._one
+
+    def until(name: str, **options: Any) -> dict[str, Any]:
+        if name != "no-gate":
+            raise KeyboardInterrupt
+        return one(name, **options)
+
+    monkeypatch.setattr(commands.mutants, "_one", until)
+    only = ["--only", "no-gate", "--only", "done-not-said"]
+    assert cli.main(["mutants", *only, "--jobs", "1", "--rates", "2", "--json"]) == 8
+    out, found = answer(capsys)
+    assert (found["killed"], found["total"], found["interrupted"]) == (1, 1, True)
+    assert "interrupted: 1 were not looked for" in out and found["rates"]
 
 
 def test_a_survivor_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:

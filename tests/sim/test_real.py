@@ -21,7 +21,7 @@ from ppcore.runtime.link import Link
 from ppsim import cases, fuzz, generate, real
 from ppsim.failures import Liveness, Sameness
 from ppsim.real import execute, translate, upstream
-from ppsim.real.world import Channels
+from ppsim.real.world import Channels, World
 from ppsim.strategies import RandomWalk, Replay, Switches
 
 REPO = Path(__file__).resolve().parents[2]
@@ -159,6 +159,55 @@ request A tokens 1
     assert run(text).failure is None
     monkeypatch.setattr(Link, "_keep", lambda self, tensor: tensor)
     assert isinstance(run(text).failure, Sameness)
+
+
+def of_text(text: str, seed: int) -> World:
+    """Two stages run one request for a token, whose block is this text."""
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 1\n  stop\n"
+    )
+    shape = execute.shape(case)
+    blocks = {"A": {"": execute.payload(text, execute._client(shape), {})}}
+    world = World(case, blocks, execute.column(shape))
+    world.run(RandomWalk(seed))
+    if world.failure is not None:
+        del execute._columns[shape]
+    return world
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_asks_for_what_another_never_read_is_told(seed: int) -> None:
+    # Every rank runs the same block and reads the same; only where the block asks which rank it is on
+    # does one end without an access that another waits for.
+    done = of_text(
+        "import threading\n"
+        "if threading.current_thread().name.startswith('f1'):\n"
+        "    bool(model.model.layers[0].output[0].sum())\n"
+        "logits = model.logits.save()\n",
+        seed,
+    )
+    assert done.failure is None
+    error = done.outcomes["A"].error
+    assert error is not None and error.kind == "Diverged"
+
+
+def test_an_error_that_another_ranks_explains_is_not_the_cause() -> None:
+    # That a value never comes is no stage's own error anyway; what the want of it led to would be.
+    text = (
+        "import threading\n"
+        "from ppcore.errors import DeadlineExceeded\n"
+        "if threading.current_thread().name.startswith('f1'):\n"
+        "    raise ValueError('the cause')\n"
+        "try:\n"
+        "    bool(model.model.layers[1].output[0].sum())\n"
+        "except Exception:\n"
+        "    raise DeadlineExceeded('the consequence') from None\n"
+    )
+    for seed in range(6):  # in two of them the first stage gets to the consequence
+        done = of_text(text, seed)
+        assert done.failure is None
+        error = done.outcomes["A"].error
+        assert error is not None and error.text == "the cause", seed
 
 
 def test_a_lost_message_is_a_hang_with_a_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,21 @@ def test_a_failure_shrinks_to_a_few_statements_and_its_token_replays(name: str) 
     assert fuzz.execute(case, Switches(switches)).failure is None, "fails without the bug too"
 
 
+def test_where_deletions_end_another_case_that_fails_alike_ends_lower() -> None:
+    case = cases.parse(
+        "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 2\n  a = read L0.in\n"
+        "  write L1.out a\nblock A tap\n  a = read L0.in\n  if a\n    save x a\n"
+    )
+    schedule = [Switch("engine", 0, "f0.0"), *[Switch("f0.0", 31, "f1.0")] * 2]
+    with mutants.planted(mutants.named("released-but-the-first")):
+        _, found = fuzz.record(case, Switches(schedule))
+        assert found is not None
+        assert shrink.length(found) == 8, "no statement and no switch can go"
+        shrinker = shrink._Shrinker(found, 3000, None)
+        shrinker.start_elsewhere()
+    assert shrink.length(shrinker.best) <= 4
+
+
 def test_every_field_of_a_statement_is_known_to_shrinking() -> None:
     # A field that shrinking does not know would keep its old name beside renamed ones.
     other = {"steps", "start", "stop", "body", "slot", "inputs"}
