@@ -27,6 +27,7 @@ from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
 from .parking import parking
+from .threadstate import apart
 from .transport import Buffer, Transport
 from .watchdog import Watchdog
 
@@ -100,8 +101,11 @@ class Link:
         with self._changed:
             slow = self._carry_out(decide())
             self._changed.notify_all()
-        for effect in slow:
-            self._answer(effect)
+        if slow:
+            # It may be a worker's thread that decided.
+            with torch.inference_mode(), apart():
+                for effect in slow:
+                    self._answer(effect)
 
     def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe | Compute]:
         """Do what is cheap, with the lock held; what takes a while is returned."""
@@ -140,8 +144,7 @@ class Link:
         payload: Sequence[Buffer] = ()
         message: Reply | Never = Reply(effect.number)
         try:
-            with torch.inference_mode():
-                payload = codec.pieces(self._asked_value(effect))
+            payload = codec.pieces(self._asked_value(effect))
         except Exception as error:
             message = Never(effect.number, f"failed: {type(error).__name__}: {error}")
         with self._changed:

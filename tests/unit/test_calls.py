@@ -244,6 +244,23 @@ def test_a_call_is_computed_under_the_blocks_autocast(rank: Rank) -> None:
     assert (plain.dtype, lazy.force(plain).dtype) == (torch.float32, torch.float32)
 
 
+def test_what_a_peer_waits_for_is_made_outside_of_the_blocks_autocast(
+    rank: Rank, home: Rank
+) -> None:
+    def call(rank: Rank) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return rank.call("m.shared", X / 3)[0]
+
+    there = call(home)
+    product = there.T @ there
+    lazy.prefetch(product)
+    before = len(rank.wire.payloads)
+    here = call(rank)
+    assert len(rank.wire.payloads) == before + 1
+    assert lazy.force(product).dtype == torch.float32
+    assert torch.equal(lazy.force(product), here.T @ here)
+
+
 def test_a_call_beside_the_forward_serves_no_worker(rank: Rank, home: Rank) -> None:
     assert torch.equal(lazy.force(rank.call("m.beside", X)), X + 1)
     assert home.calls.interleaver.bystanders == frozenset()
