@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ def capture() -> State:
         _saved_tensors_hooks(),
         None if _autograd._saved_tensors_hooks_is_enabled() else _hooks_refused(),
         _transforms(),
-        (_device.CURRENT_DEVICE, getattr(_DEFAULT_DEVICE, "device_context", None)),
+        (_device.CURRENT_DEVICE, _DEFAULT_DEVICE.__dict__.get("device_context")),
     )
 
 
@@ -193,21 +194,28 @@ _PLAIN: dict[str, Any] = {
 }
 
 
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
+def apart() -> AbstractContextManager[None]:
     """The runtime's own tensor operations, untouched by what the block holds open around them.
 
     A worker may park in here: what it finds when it resumes is again what it left.
     """
-    if not (
+    if (
         _len_torch_function_stack()
         or _C._len_torch_dispatch_stack()
         or _functorch.peek_interpreter_stack() is not None
         or _C.is_grad_enabled()
-        or any(map(torch.is_autocast_enabled, _AUTOCAST))
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
     ):
-        yield
-        return
+        return _apart()
+    return _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
     here = capture()
     kinds = tuple((kind, False, dtype) for kind, _, dtype in here.autocast[0])
     plain = here._replace(autocast=(kinds, here.autocast[1]), **_PLAIN)
