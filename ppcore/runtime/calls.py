@@ -30,6 +30,7 @@ from . import codec, expression, lazy
 from .interleaver import PPInterleaver, Rows, Shape, Template
 from .lazy import Base, LazyTensor
 from .stubs import ModuleInfo, is_stub
+from .threadstate import inferring
 
 if TYPE_CHECKING:
     from .link import Link
@@ -242,7 +243,7 @@ class Calls:
         assert link is not None
         kept, size = None, 0
         try:
-            with torch.inference_mode():
+            with inferring():
                 result = self._made(effect)
         except Exception as error:
             result = kept = error

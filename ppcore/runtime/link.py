@@ -27,7 +27,7 @@ from ..messages import Key, Message, Never, Reply, Worker, parse, spell
 from . import codec, expression
 from .lazy import Base
 from .parking import parking
-from .threadstate import apart
+from .threadstate import apart, inferring
 from .transport import Buffer, Transport
 from .watchdog import Watchdog
 
@@ -103,7 +103,7 @@ class Link:
             self._changed.notify_all()
         if slow:
             # It may be a worker's thread that decided.
-            with torch.inference_mode(), apart():
+            with inferring(), apart():
                 for effect in slow:
                     self._answer(effect)
 
@@ -169,7 +169,7 @@ class Link:
         message = parse(text)
         token = None
         if len(payload):
-            with torch.inference_mode():
+            with inferring():
                 token = self._to_device(codec.decode(payload))
 
         def take() -> list[Effect]:

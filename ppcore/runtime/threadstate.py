@@ -70,6 +70,19 @@ def capture() -> State:
     )
 
 
+def inferring() -> contextlib.AbstractContextManager[Any]:
+    """Inference mode. A thread that is in it is left alone: to enter costs as much as decoding a value."""
+    return _NOTHING if _C.is_inference_mode_enabled() else torch.inference_mode()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def keep_inferring() -> None:
+    """Inference mode for the rest of this thread, which does nothing that wants another."""
+    _set_inference(True)
+
+
 def _autocast() -> tuple:
     return (
         tuple(

@@ -81,8 +81,11 @@ class Box:
         self.changed = threading.Condition()
         self.frames: list[tuple[int, str, int, int]] = []
         self.deaths: list[tuple[int, str]] = []
+        # Whether the threads that took frames were in inference mode.
+        self.inferring: set[bool] = set()
 
     def on_frame(self, peer: int, text: str, payload: memoryview) -> None:
+        self.inferring.add(torch.is_inference_mode_enabled())
         found = (peer, text, len(payload), zlib.crc32(payload))
         with self.changed:
             self.frames.append(found)
@@ -136,6 +139,10 @@ def take(stage: Any, count: int) -> list[tuple[int, str, int, int]]:
     return found
 
 
+def inferring(stage: Any) -> set[bool]:
+    return stage.box.inferring
+
+
 def deaths(stage: Any) -> list[tuple[int, str]]:
     """Wait until a peer is gone."""
     with stage.box.changed:
@@ -171,6 +178,12 @@ def test_a_frame_about_as_long_as_a_block_arrives_whole(linked: Cluster, around:
     size = wire.BLOCK - wire.HEADER - len(text) + around
     linked.on(0, send, 1, [(text, size, 3), ("after", 0, 0)])
     assert linked.on(1, take, 2) == [arrived(text, size, 3), arrived("after", 0)]
+
+
+def test_frames_are_taken_in_inference_mode(linked: Cluster) -> None:
+    linked.on(0, send, 1, [("small", 3, 0), ("large", 3 * wire.BLOCK, 0)])
+    linked.on(1, take, 2)
+    assert linked.on(1, inferring) == {True}
 
 
 def test_a_big_payload_arrives_whole(linked: Cluster) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 pytest.importorskip("torch")
+import torch
 
 from ppcore import wire
 from ppcore.runtime.transport import BYE, DirectTransport
@@ -30,9 +31,12 @@ class Box:
         self.frames: list[tuple[str, bytes]] = []
         self.deaths: list[tuple[int, str]] = []
         self.kept: list[memoryview] = []
+        # Whether the threads that took frames were in inference mode.
+        self.inferring: set[bool] = set()
 
     def on_frame(self, peer: int, text: str, payload: memoryview) -> None:
         with self.changed:
+            self.inferring.add(torch.is_inference_mode_enabled())
             self.frames.append((text, bytes(payload[:64])))
             self.kept.append(payload)
             self.changed.notify_all()
@@ -88,6 +92,13 @@ def test_frames_are_taken_apart_however_they_are_cut(ends: tuple) -> None:
     assert [(text, bytes(kept)) for (text, _), kept in zip(box.frames, box.kept, strict=True)] == (
         sent
     )
+
+
+def test_frames_are_taken_in_inference_mode(ends: tuple) -> None:
+    _, box, theirs = ends
+    theirs.sendall(frame("asked"))
+    box.until(lambda: len(box.frames) == 1)
+    assert box.inferring == {True}
 
 
 def test_a_payload_is_the_receivers_to_keep_and_to_change(ends: tuple) -> None:

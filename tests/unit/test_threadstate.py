@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppcore.runtime.threadstate import Draws, Kept, apart, may_draw
+from ppcore.runtime.threadstate import Draws, Kept, apart, inferring, keep_inferring, may_draw
 
 
 class CountsFunctions(TorchFunctionMode):
@@ -312,6 +313,31 @@ def test_the_forward_may_change_its_own_state_between_a_workers_turns() -> None:
         assert not torch.is_grad_enabled()
         worker.resume()
         assert torch.is_inference_mode_enabled()
+
+
+def test_inference_mode_is_entered_where_it_is_off_and_left_alone_where_it_is_on() -> None:
+    with inferring():
+        assert torch.is_inference_mode_enabled()
+        with inferring():
+            assert torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_thread_stays_in_inference_mode_and_no_other_is_in_it() -> None:
+    seen: list[bool] = []
+
+    def run() -> None:
+        keep_inferring()
+        with inferring():
+            seen.append(torch.is_inference_mode_enabled())
+        seen.append(torch.is_inference_mode_enabled())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [True, True]
+    assert not torch.is_inference_mode_enabled()
 
 
 def test_a_worker_that_raises_inside_a_context_leaves_the_forward_as_it_was() -> None:

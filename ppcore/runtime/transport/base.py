@@ -9,8 +9,8 @@ from typing import Protocol
 #: Bytes in one piece.
 Buffer = bytes | bytearray | memoryview
 
-#: Called with (peer stage, text, payload) from a receiving thread. The payload's memory is the
-#: callee's from then on, to keep and to change.
+#: Called with (peer stage, text, payload) from a receiving thread, which is in inference mode. The
+#: payload's memory is the callee's from then on, to keep and to change.
 OnFrame = Callable[[int, str, memoryview], None]
 #: Called with (peer stage, reason) once when a peer is gone.
 OnDeath = Callable[[int, str], None]

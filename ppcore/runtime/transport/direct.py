@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ... import wire
+from ..threadstate import keep_inferring
 from .base import BYE, Buffer, Deaths, OnDeath, OnFrame, start_thread
 from .memory import POOL
 
@@ -97,6 +98,7 @@ class DirectTransport:
         return ended
 
     def _listen(self, peer: int, line: _Line, on_frame: OnFrame, deaths: Deaths) -> None:
+        keep_inferring()
         try:
             while (frame := line.receive()) is not None:
                 text, payload = frame

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ... import wire
+from ..threadstate import keep_inferring
 from .base import BYE, Buffer, Deaths, OnDeath, OnFrame, start_thread
 from .memory import POOL
 
@@ -122,6 +123,7 @@ class GlooTransport:
             deaths.tell(peer, error)
 
     def _listen(self, peer: int, line: _Line, on_frame: OnFrame, deaths: Deaths) -> None:
+        keep_inferring()
         try:
             while True:
                 texts, payload = line.receive()
