@@ -72,7 +72,8 @@ def capture() -> State:
 
 def inferring() -> contextlib.AbstractContextManager[Any]:
     """Inference mode. A thread that is in it is left alone: to enter costs as much as decoding a value."""
-    return _NOTHING if _C.is_inference_mode_enabled() else torch.inference_mode()
+    inside = _C.is_inference_mode_enabled() and not _C.is_grad_enabled()
+    return _NOTHING if inside else torch.inference_mode()
 
 
 _NOTHING = contextlib.nullcontext()

@@ -321,6 +321,8 @@ def test_inference_mode_is_entered_where_it_is_off_and_left_alone_where_it_is_on
         with inferring():
             assert torch.is_inference_mode_enabled()
         assert torch.is_inference_mode_enabled()
+        with torch.enable_grad(), inferring():
+            assert not torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
 
 
