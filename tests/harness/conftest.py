@@ -49,8 +49,13 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int]
             running.pop(stages).stop()
             found = None
         if found is None:
-            found = running[stages] = Cluster(stages, tmp_path_factory.mktemp("column"))
-            found.wait_ready()
+            found = Cluster(stages, tmp_path_factory.mktemp("column"))
+            try:
+                found.wait_ready()
+            except BaseException:
+                found.stop()
+                raise
+            running[stages] = found
         return found
 
     yield get
