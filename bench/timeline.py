@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from ppcore.vllm.child import EngineProcess
 
-from . import MODEL, workloads
+from . import MODEL, TURN_S, workloads
 from .traces import ENGINE
 
 #: One that only saves, one that pulls at every step, one of many requests.
@@ -55,6 +56,7 @@ def measure(engines: Mapping[str, Any], name: str, repetitions: int) -> dict[str
     for repetition in range(_WARM_UP + repetitions):
         order = list(took) if repetition % 2 else list(took)[::-1]
         for engine in order:
+            time.sleep(TURN_S)
             traced, _ = engines[engine].call(workloads.once, name)
             if repetition >= _WARM_UP:
                 took[engine].append(1e3 * traced)

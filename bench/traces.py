@@ -1,14 +1,15 @@
 """What a trace costs on two stages beside what it costs on one.
 
 The *overhead* of a trace is its time less that of the same requests without one, on the same engine,
-measured one after the other. Both engines are warm and take turns; figures are medians over the
-repetitions, and what counts are the ratios of the overheads.
+measured one after the other. Both engines are warm and take turns, a second apart (see `TURN_S`); figures
+are medians over the repetitions, and what counts are the ratios of the overheads.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 from ppcore.vllm.child import EngineProcess
 
-from . import MODEL, workloads
+from . import MODEL, TURN_S, workloads
 
 STAGES = (1, 2)
 ENGINE: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "disable_log_stats": True}
@@ -144,6 +145,7 @@ def _measure(engines: dict[int, EngineProcess], name: str, repetitions: int) -> 
     for repetition in range(_WARM_UP + repetitions):
         order = list(engines) if repetition % 2 else list(engines)[::-1]
         for stages in order:
+            time.sleep(TURN_S)
             pair = engines[stages].call(workloads.once, name)
             if repetition >= _WARM_UP:
                 took[stages].append((1e3 * pair[0], 1e3 * pair[1]))

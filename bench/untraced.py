@@ -13,7 +13,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from . import MODEL, PROMPT
+from . import MODEL, PROMPT, TURN_S
 
 
 def _serve(pipe: Connection, kind: str, checkpoint: str, stages: int) -> None:
@@ -83,6 +83,7 @@ def run(*, stages: int = 2, tokens: int = 16, pairs: int = 45) -> dict[str, Any]
 
         def once(kind: str) -> tuple[float, list[int]]:
             pipe = engines[kind][1]
+            time.sleep(TURN_S)
             pipe.send(tokens)
             return pipe.recv()
 

@@ -165,7 +165,7 @@ TESTED: tuple[Mutant, ...] = (
     _held("a-function-mode-misses-an-index", "lazy:LazyTensor.__getitem__",
           "if _len_torch_function_stack():", "if False:"),
     _unit("warnings-go-to-a-parked-frame", "runtime.parking:parking",
-          "_set_handler(_OUTSIDE)", "pass", "lazy_contexts",
+          "put(_OUTSIDE)", "pass", "lazy_contexts",
           "a_thread_warns_as_outside_of_calls_while_a_worker_is_parked_inside_of_one"),
     _unit("an-operator-is-parked", "runtime.parking:_check", "if frame.f_code in _OPERATORS:",
           "if False:", "lazy_contexts", "a_call_that_cannot_be_parked_is_refused"),

@@ -109,7 +109,8 @@ class Taken:
         if missing:
             lazy.resolve(tuple(missing))
         # One object is one at home: what is cloned is cloned once.
-        own = {id(leaf): _own(leaf) for leaf in wanted.values()}
+        single = {id(leaf): leaf for leaf in wanted.values()}
+        own = {key: _own(leaf) for key, leaf in single.items()}
         return Shipment(
             self.skeleton,
             {name: len(leaves) for name, leaves in self.found.items()},

@@ -6,7 +6,7 @@ operation: torch's C++ frames lie on the worker's stack, and torch keeps pointer
 thread, which the forward uses meanwhile.
 
 - What C++ warns with is an object in such a frame. While the worker is parked the thread has the handler
-  that it has outside of all calls.
+  that it has outside of all calls. (In a torch whose library does not export it, it stays.)
 - A call by way of ``torch.ops`` leaves a frame of pybind11, which ends the process if two of them end in
   another order than the reverse of their beginnings. Nothing moves it away: the call is refused. So is
   what runs inside of ``backward()``, of which a thread has one at a time.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -26,15 +26,22 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import BlockError
 
-_c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-_get_handler = _c10._ZN3c1012WarningUtils19get_warning_handlerEv
-_get_handler.restype = ctypes.c_void_p
-_set_handler = _c10._ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE
-_set_handler.argtypes = [ctypes.c_void_p]
-_set_handler.restype = None
 
+def _warning_handlers() -> tuple[Callable[[], int | None], Callable[[int], None]] | None:
+    """C++'s getter and setter of this thread's warning handler; None in a torch that has them elsewhere."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        get = library._ZN3c1012WarningUtils19get_warning_handlerEv
+        put = library._ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE
+    except (OSError, AttributeError):
+        return None
+    get.restype, put.argtypes, put.restype = ctypes.c_void_p, [ctypes.c_void_p], None
+    return get, put
+
+
+_HANDLERS = _warning_handlers()
 #: The handler outside of all calls: no frame of torch's lies below an import.
-_OUTSIDE = _get_handler()
+_OUTSIDE = _HANDLERS[0]() if _HANDLERS else None
 
 _OPERATORS = frozenset((OpOverload.__call__.__code__, OpOverloadPacket.__call__.__code__))
 
@@ -47,15 +54,19 @@ def parking() -> Iterator[None]:
         BlockError: the worker is inside of what cannot be parked.
     """
     _check(sys._getframe())
-    inside = _get_handler()
-    if inside == _OUTSIDE:
+    if _HANDLERS is None or _OUTSIDE is None:
         yield
         return
-    _set_handler(_OUTSIDE)
+    get, put = _HANDLERS
+    inside = get()
+    if inside is None or inside == _OUTSIDE:
+        yield
+        return
+    put(_OUTSIDE)
     try:
         yield
     finally:
-        _set_handler(inside)
+        put(inside)
 
 
 def _check(frame: FrameType | None) -> None:

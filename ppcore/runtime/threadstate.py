@@ -70,7 +70,7 @@ def capture() -> State:
     )
 
 
-def inferring() -> contextlib.AbstractContextManager[Any]:
+def inferring() -> AbstractContextManager[Any]:
     """Inference mode. A thread that is in it is left alone: to enter costs as much as decoding a value."""
     inside = _C.is_inference_mode_enabled() and not _C.is_grad_enabled()
     return _NOTHING if inside else torch.inference_mode()
@@ -223,9 +223,6 @@ def apart() -> AbstractContextManager[None]:
     ):
         return _apart()
     return _NOTHING
-
-
-_NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
