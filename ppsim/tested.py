@@ -30,9 +30,13 @@ def _unit(name: str, target: str, old: str, new: str, file: str, test: str) -> M
     )
 
 
+def _rank_of(name: str, target: str, old: str, new: str, test: str) -> Mutant:
+    test = f"tests/harness/test_one_rank.py::test_{test}"
+    return Mutant(name, f"ppcore.runtime.{target}", old, new, test=test)
+
+
 def _rank(name: str, method: str, old: str, new: str, test: str) -> Mutant:
-    target = f"ppcore.runtime.requests:StagedRequests.{method}"
-    return Mutant(name, target, old, new, test=f"tests/harness/test_one_rank.py::test_{test}")
+    return _rank_of(name, f"requests:StagedRequests.{method}", old, new, test)
 
 
 def _state(name: str, target: str, old: str, new: str) -> Mutant:
@@ -62,6 +66,11 @@ TESTED: tuple[Mutant, ...] = (
           "codec", "a_decoder_layers_value_keeps_its_structure"),
     _unit("a-bool-crosses-as-a-number", "runtime.codec:_encode", 'b"T" if value else b"F"',
           'b"i" + _I64.pack(value)', "codec", "plain_values_keep_their_kind"),
+    _unit("keyword-inputs-are-lost", "runtime.interleaver:_build",
+          "return {key: _build(item, (*path, key), leaf) for key, item in part.items()}", "return {}",
+          "exchange", "the_inputs_of_a_module_keep_what_is_given_by_position_and_by_name"),
+    _unit("a-source-location-is-nobodys", "schedule:Schedule._slots", '".source." in location', "False",
+          "schedule", "a_source_location_is_as_often_visited_as_its_module"),
     # --- lazies
     _lazy("metadata-costs-a-transfer", "_property", "getattr(node.meta, name)",
           "getattr(force(tensor), name)", "metadata_brings_no_data_and_is_the_real_ones"),
@@ -93,7 +102,11 @@ TESTED: tuple[Mutant, ...] = (
     _unit("a-module-of-all-stages-is-a-stub", "runtime.stubs:fill",
           "shared.setdefault(first, here[path])", "pass",
           "stubs", "a_module_shared_across_stages_leads_to_this_ranks_own"),
+    _unit("a-tied-module-is-two", "runtime.stubs:fill", "shared[aliases.get(path, path)] = module", "pass",
+          "stubs", "a_module_at_two_paths_is_one_stub_at_both"),
     # --- randomness
+    _rank_of("every-request-draws-the-same", "mediator:PPMediator.adopt", "str(worker).encode()", 'b""',
+             "a_requests_draws_are_its_own_whatever_else_is_in_the_batch"),
     _unit("a-block-draws-from-the-forwards-generator", "runtime.threadstate:Draws.enter",
           "torch.default_generator.manual_seed(self._seed)", "pass",
           "threadstate", "a_workers_draws_do_not_depend_on_what_the_forward_draws"),
@@ -128,6 +141,8 @@ TESTED: tuple[Mutant, ...] = (
           "a_request_that_is_ended_from_outside_brings_what_its_block_had"),
     _rank("a-cleared-block-stays-parked", "unregister", "copy.drop()", "pass",
           "a_registered_block_that_is_cleared_while_it_runs_ends_there"),
+    _rank_of("a-request-that-is-over-keeps-its-values", "mediator:PPMediator.let_go",
+             "self.lcls.clear()", "pass", "a_request_that_is_over_holds_nothing"),
     # --- thread-local state
     _unit("a-block-leaves-its-state-to-the-forward", "runtime.threadstate:Kept.leave",
           "switch(self._inside, self._outside)", "pass",

@@ -145,3 +145,30 @@ def test_a_registered_block_that_is_cleared_while_it_runs_ends_there(rank: Stage
     assert rank.step(parts([7], r=PROMPT)) == [second]
     rank.collect("r", Output([]))
     assert left(rank) == {}
+
+
+def draws(model: Any) -> None:
+    with model.trace(PROMPT, max_tokens=2):
+        noise = torch.rand(3).tolist().save()  # noqa: F841
+        model.model.layers[1].mlp.output.sum()
+
+
+def test_a_requests_draws_are_its_own_whatever_else_is_in_the_batch(rank: Stage) -> None:
+    def noise(**prompts: list[int]) -> dict[str, list[float]]:
+        two_steps(rank, block(draws), **prompts)
+        return {
+            name: entry([rank.collect(name, Output([]))[0]])["saves"]["noise"] for name in prompts
+        }
+
+    alone = noise(r=PROMPT)
+    together = noise(s=OTHER, r=PROMPT)
+    assert together["r"] == alone["r"] and together["s"] != alone["r"]
+
+
+def test_a_request_that_is_over_holds_nothing(rank: Stage) -> None:
+    two_steps(rank, block(reads), r=PROMPT)
+    worker = rank.requests.requests["r"].mediator
+    assert worker.lcls
+    rank.collect("r", Output([]))
+    assert not worker.lcls and not worker.caches and worker.pending is None
+    assert left(rank) == {}

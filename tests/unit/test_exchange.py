@@ -144,6 +144,14 @@ def test_lazies_have_the_workers_rows_and_the_values_structure() -> None:
     assert found[2] is None
 
 
+def test_the_inputs_of_a_module_keep_what_is_given_by_position_and_by_name() -> None:
+    value = ((torch.zeros(13),), {"hidden_states": torch.zeros(13, 4), "scale": 2.0})
+    args, kwargs = lazies_of(value, Rows(tokens=5, sequences=2, total=9))
+    assert [lazy.shape for lazy in args] == [(5,)]
+    assert list(kwargs) == ["hidden_states", "scale"]
+    assert kwargs["hidden_states"].shape == (5, 4) and kwargs["scale"] == 2.0
+
+
 def test_a_row_for_each_sequence_is_served_whole_or_as_the_workers_own() -> None:
     value, rows = torch.zeros(11, 50), Rows(tokens=5, sequences=3, total=9)
     assert lazies_of(value, rows).shape == (3, 50)
