@@ -8,6 +8,8 @@ engine gets a child process, in a session of its own, whose output goes to a fil
         engine.wait_ready()
         answer = engine.call(function, 1, 2)        # function(model, 1, 2), in the child
 
+If the parent is gone the child ends, after half a minute at the latest, whatever it is at.
+
 The two talk over a pair of pipes: a request is a pickled `(function, args, kwargs)`, with the function named
 by reference, the reply a pickled `("ok", value)` or `("error", text)`. `stop()` ends the child and checks that
 nothing of its session is left.
@@ -22,10 +24,12 @@ import importlib
 import os
 import pickle
 import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -309,8 +313,19 @@ def close_engine(model: Any) -> None:
         getattr(entrypoint, "llm_engine", entrypoint).engine_core.shutdown()
 
 
+def _end_after_parent(read_fd: int, grace_s: float) -> None:
+    """Kill the session so long after the parent is gone: what it is at now may never end by itself."""
+    gone = select.poll()
+    gone.register(read_fd, 0)  # nothing but the other end's closing
+    gone.poll()
+    time.sleep(grace_s)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def main(read_fd: int, write_fd: int) -> int:
     """The child's loop: build the model, then answer requests until told to stop or the parent is gone."""
+    grace_s = float(os.environ.get("PPCORE_ORPHAN_GRACE_S", "30"))
+    threading.Thread(target=_end_after_parent, args=(read_fd, grace_s), daemon=True).start()
     pipes = _Pipes(read_fd, write_fd)
     model_class, checkpoint, settings = pipes.receive()
     try:

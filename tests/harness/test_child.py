@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ppcore.vllm import child
 from ppcore.vllm.child import EngineError, EngineProcess
 from tests.harness import fake_engine
 
@@ -87,6 +91,33 @@ def test_a_process_that_outlives_its_engine_is_killed_and_told(tmp_path: Path) -
     # Killed, and at most waiting to be reaped by whoever inherited it.
     stat = Path("/proc", str(left[0]), "stat")
     assert not stat.exists() or ") Z " in stat.read_text()
+
+
+def test_a_child_whose_parent_is_killed_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    script = (
+        "from ppcore.vllm.child import EngineProcess\n"
+        "from tests.harness import fake_engine\n"
+        f"engine = EngineProcess('x', model_class={MODEL!r}, log={str(tmp_path / 'log')!r})\n"
+        "engine.start()\n"
+        "engine.wait_ready()\n"
+        "print(engine._process.pid, flush=True)\n"
+        "engine.call(fake_engine.sleep, 600.0)\n"
+    )
+    environment = {
+        **os.environ,
+        "PPCORE_ORPHAN_GRACE_S": "0",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        session = int(parent.stdout.readline())
+        assert len(list(child._session_members(session))) == 2, "itself, and its engine's core"
+        parent.kill()
+    child._wait_until_gone(session, 30.0)
+    assert list(child._session_members(session)) == []
 
 
 def test_warnings_of_cut_loops_are_read_once_each(engine: EngineProcess) -> None:
