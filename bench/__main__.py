@@ -58,20 +58,25 @@ def main() -> None:
     if args.json is not None and args.json.exists():
         before = json.loads(args.json.read_text())
     result: dict[str, Any] = {}
+
+    def measured(name: str, part: dict[str, Any]) -> dict[str, Any]:
+        """Keep a part as soon as it is there: all of them take many minutes."""
+        result[name] = stamped(part)
+        keep(args.json, before | result)
+        return part
+
     if args.what in (None, "core"):
         from . import core
 
-        result["core"] = core.run()
-        print(core.table(result["core"]))
+        print(core.table(measured("core", core.run())))
     if args.what in (None, "accesses"):
         from . import accesses
 
-        result["accesses"] = accesses.run()
-        print(accesses.table(result["accesses"]))
+        print(accesses.table(measured("accesses", accesses.run())))
     if args.what in (None, "untraced"):
         from . import untraced
 
-        found = result["untraced"] = untraced.run(pairs=3 * args.pairs, tokens=args.tokens)
+        found = measured("untraced", untraced.run(pairs=3 * args.pairs, tokens=args.tokens))
         print(
             f"untraced, {found['stages']} stages: {found['ratio']:.3f} x vLLM's own worker "
             f"(quartiles {found['quartiles'][0]:.3f}-{found['quartiles'][1]:.3f}, "
@@ -80,8 +85,7 @@ def main() -> None:
     if args.what in (None, "pulls"):
         from . import pulls
 
-        result["pulls"] = pulls.run()
-        print(pulls.table(result["pulls"]))
+        print(pulls.table(measured("pulls", pulls.run())))
     if args.what in (None, "traces"):
         from . import plot, traces, workloads
 
@@ -90,25 +94,21 @@ def main() -> None:
         small = [c["median_us"] / 1e3 for c in cells if (c["way"], c["bytes"]) == ("direct", 16)]
 
         def so_far(found: dict[str, Any]) -> None:
-            print(f"{found['cells'][-1]['name']}: measured", flush=True)
-            keep(args.json, before | result | {"traces": stamped(found)})
+            print(f"{measured('traces', found)['cells'][-1]['name']}: measured", flush=True)
 
-        result["traces"] = traces.run(
+        found = traces.run(
             repetitions=args.pairs,
             names=names,
             round_trip_ms=small[0] if small else None,
             so_far=so_far,
         )
-        print(traces.table(result["traces"]))
+        print(traces.table(measured("traces", found)))
         if args.plot:
-            plot.draw(result["traces"]["cells"], args.plot)
+            plot.draw(found["cells"], args.plot)
     if args.what in (None, "timeline"):
         from . import timeline
 
-        result["timeline"] = timeline.run(repetitions=args.pairs)
-        print(timeline.table(result["timeline"]))
-    result = {name: stamped(part) for name, part in result.items()}
-    keep(args.json, before | result)
+        print(timeline.table(measured("timeline", timeline.run(repetitions=args.pairs))))
     print(json.dumps(result))
 
 
