@@ -6,7 +6,7 @@ itself it sends them there, and the home computes on the thread that received th
 anywhere meanwhile. Everywhere but there the result is a lazy, and can be forced at once.
 
 What the result looks like is asked of the home, once for each shape of arguments: it runs the call on
-zeros. That needs no place in the run, so it can be waited for anywhere.
+zeros, alone. That needs no place in the run, so it can be waited for anywhere.
 
 Inside of a module the ranks of a stage may exchange data (tensor parallelism), which they have to do in
 one order, on the forward's threads. Such a *collective* call is computed when the home's own worker gets

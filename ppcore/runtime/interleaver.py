@@ -202,6 +202,10 @@ class PPInterleaver(Interleaver):
         self.spanning = spanning
         self.counts.clear()
 
+    def beside(self) -> bool:
+        """Whether this thread runs a module beside the forward."""
+        return bool(self.bystanders) and threading.get_ident() in self.bystanders
+
     def visited(self, location: str) -> int:
         """How often this turn's forward has visited ``location`` here before the visit at hand."""
         return self.counts.get(location, 0) - self._at_open.get(location, 0)
@@ -259,8 +263,6 @@ class PPInterleaver(Interleaver):
         if recording is not None:
             recording.visit(provider, value)
             return value
-        if provider in self.foreign or (
-            self.bystanders and threading.get_ident() in self.bystanders
-        ):
+        if provider in self.foreign or self.beside():
             return value
         return super().handle(provider, value)

@@ -35,6 +35,7 @@ from ..runtime.recording import make_core
 from ..runtime.timeline import TimedLink, TimedMediator, Timeline, clock_offset_ns
 from ..runtime.transport import connect
 from ..runtime.watchdog import Watchdog
+from .collectives import shapes_only
 from .envoys import StagedFragments, staged_envoys
 from .forward_thread import ForwardThread, forward_thread
 from .model import CONFIG_KEY, VLLM
@@ -100,9 +101,10 @@ class PipelineRunner:
         core = make_core(pp.rank_in_group, whole.schedule, whole.homes, column)
         # All columns' groups are made by every rank, in the same order.
         columns = _columns()
-        calls = Calls(
-            interleaver, dict(stubs.modules(root, ROOT)), collective=get_tp_group().world_size > 1
-        )
+        collective = get_tp_group().world_size > 1
+        if collective:
+            shapes_only(get_tp_group(), interleaver.beside)
+        calls = Calls(interleaver, dict(stubs.modules(root, ROOT)), collective=collective)
         make: Any = Link
         if settings.get("timeline"):
             timeline = Timeline(column, clock_offset_ns(_gather_all))

@@ -13,6 +13,12 @@ from ppsim import workloads
 from ppsim.costs import Model
 
 
+@pytest.fixture(autouse=True)
+def nobody_to_wait_for(monkeypatch):
+    for module in (traces, timeline):
+        monkeypatch.setattr(module, "TURN_S", 0.0)
+
+
 class Engine:
     """Answers with given milliseconds, or with what crossed."""
 
