@@ -49,9 +49,21 @@ class TracingWorker:
         """A step; a later stage begins it before it waits for the hidden states."""
         begin = getattr(self.model_runner, "begin", None)
         waits = scheduler_output.total_num_scheduled_tokens > 0 and not get_pp_group().is_first_rank
-        if begin is not None and waits and self.vllm_config.kv_transfer_config is None:
+        if begin is not None and waits and self._alone:
             begin(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
+
+    @property
+    def _alone(self) -> bool:
+        """Whether nothing but the hidden states ties this rank's steps to those of others.
+
+        With columns, an early stage could have what a module of a later stage makes of its value while it
+        is still in that visit, or not, each column for itself; what a block may do must not depend on it.
+        """
+        config = self.vllm_config
+        return (
+            config.kv_transfer_config is None and config.parallel_config.tensor_parallel_size == 1
+        )
 
     def collect_nnsight(
         self,

@@ -32,7 +32,9 @@ def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
     did: list[str] = []
 
     class VLLMWorker:
-        vllm_config = SimpleNamespace(kv_transfer_config=None)
+        vllm_config = SimpleNamespace(
+            kv_transfer_config=None, parallel_config=SimpleNamespace(tensor_parallel_size=1)
+        )
 
         def execute_model(self, scheduler_output: Any) -> str:
             did.append("receive")
@@ -50,6 +52,10 @@ def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
     stage.is_first_rank = True
     worker.execute_model(STEP)
     assert did[2:] == ["receive"] * 3, "nothing to wait for"
+    stage.is_first_rank = False
+    worker.vllm_config.parallel_config.tensor_parallel_size = 2
+    worker.execute_model(STEP)
+    assert did[5:] == ["receive"], "columns go on together"
 
 
 def _runner(did: list[Any]) -> Any:
