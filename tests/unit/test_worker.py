@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from nnsight.tracing.tracer import _local, _saves
+
+from ppcore.runtime.saved import watch_saves
 
 pytest.importorskip("vllm")
 
@@ -58,6 +61,17 @@ def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
     assert did[5:] == ["receive"], "columns go on together"
 
 
+@pytest.fixture
+def thread() -> Iterator[None]:
+    """A thread that has saved nothing and is in no trace."""
+    before = dict(_local.__dict__)
+    _local.__dict__.clear()
+    watch_saves()
+    yield
+    _local.__dict__.clear()
+    _local.__dict__.update(before)
+
+
 def _runner(did: list[Any]) -> Any:
     """A later stage's runner over an nnsight runner that only says what it does."""
     from nnsight.intervention.interleaver import Interleaver
@@ -83,44 +97,34 @@ def _runner(did: list[Any]) -> Any:
     return Runner()
 
 
+@pytest.mark.usefixtures("thread")
 def test_the_forward_finds_the_workers_of_a_step_that_has_begun() -> None:
     did: list[Any] = []
     runner = _runner(did)
     interleaver = runner.nnsight_model.interleaver
-    kept, depth = _saves().copy(), getattr(_local, "depth", 0)
-    try:
-        _saves().add(id(runner))
-        runner.begin("step")
-        assert did == [("step", True, [])], "with no request left nothing counts as saved"
-        assert not interleaver.interleaving
-        (worker,) = interleaver.mediators
+    _saves().add(id(runner))
+    runner.begin("step")
+    assert did == [("step", True, [])], "with no request left nothing counts as saved"
+    assert not interleaver.interleaving
+    (worker,) = interleaver.mediators
 
-        interleaver.mediators = []  # what nnsight does on the way into a forward
-        with interleaver:
-            assert not interleaver.busy and not interleaver.sourced
-            runner._update_states("step")
-            assert interleaver.mediators == [worker] and interleaver.busy
-            assert interleaver.sourced == {"a.drilled.call": None}
-        assert len(did) == 1, "the step's requests are taken in once"
+    interleaver.mediators = []  # what nnsight does on the way into a forward
+    with interleaver:
+        assert not interleaver.busy and not interleaver.sourced
+        runner._update_states("step")
+        assert interleaver.mediators == [worker] and interleaver.busy
+        assert interleaver.sourced == {"a.drilled.call": None}
+    assert len(did) == 1, "the step's requests are taken in once"
 
-        runner._update_states("another, that was not begun")
-        assert len(did) == 2
-    finally:
-        _saves().clear()
-        _saves().update(kept)
-        _local.depth = depth
+    runner._update_states("another, that was not begun")
+    assert len(did) == 2
 
 
+@pytest.mark.usefixtures("thread")
 def test_what_a_request_under_way_has_saved_stays_saved_when_a_step_begins() -> None:
     did: list[Any] = []
     runner = _runner(did)
     runner.nnsight_requests.requests["r"] = object()
-    kept, depth = _saves().copy(), getattr(_local, "depth", 0)
-    try:
-        _saves().add(id(runner))
-        runner.begin("step")
-        assert did == [("step", True, [id(runner)])]
-    finally:
-        _saves().clear()
-        _saves().update(kept)
-        _local.depth = depth
+    _saves().add(id(runner))
+    runner.begin("step")
+    assert did == [("step", True, [id(runner)])]
