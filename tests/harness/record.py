@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
+from ppcore.core import Core
 from ppcore.record import Recorder
 from ppcore.runtime.link import Link
-from ppcore.runtime.transport import GlooTransport
+from ppcore.runtime.transport import GlooTransport, OnDeath, OnFrame, Transport
 from ppsim import generate, world
 from ppsim.cases import Case
 from ppsim.conform import Verdict, check_files
@@ -77,15 +78,37 @@ def jobs(seed: int, case: Case) -> list[Job]:
 # --- on the ranks -----------------------------------------------------------------------------
 
 
+class _Carrier:
+    """A transport that serves one link after another: a run begins with nothing of the run before."""
+
+    def __init__(self, stages: int) -> None:
+        self._carrier = GlooTransport.create([list(range(stages))])
+        self.send, self.close = self._carrier.send, self._carrier.close
+        self._carrier.start(
+            lambda *frame: self._on_frame(*frame), lambda *death: self._on_death(*death)
+        )
+
+    def start(self, on_frame: OnFrame, on_death: OnDeath) -> None:
+        """Bring what comes to these from now on."""
+        self._on_frame, self._on_death = on_frame, on_death
+
+
 def become(stage: Stage, shape: execute.Shape) -> None:
     """Serve the exact model of this shape from now on, over gloo."""
     if stage.link is not None:
         stage.link.close()
-    rank = real.Stage(Exact(*shape), stage.stage, stage.stages, stage.gather)
-    stage.rank = rank
+    stage.rank = real.Stage(Exact(*shape), stage.stage, stage.stages, stage.gather)
+    carrier = _Carrier(stage.stages)
+    _serve(stage, stage.rank.core(), carrier)
+
+
+def _serve(stage: Stage, core: Core, carrier: Transport) -> None:
+    """Have the rank speak through a link of its own to this core."""
+    rank = stage.rank
+    assert isinstance(rank, real.Stage)
     stage.link = Link(
-        rank.core(),
-        GlooTransport.create([list(range(stage.stages))]),
+        core,
+        carrier,
         torch.device("cpu"),
         deadline_s=20.0,
         parameter=rank.calls.value_of,
@@ -97,20 +120,20 @@ def become(stage: Stage, shape: execute.Shape) -> None:
 
 
 def record(stage: Stage, path: str, wanted: list[Job]) -> dict[str, Any]:
-    """Serve the requests, with a new core that records."""
-    link = stage.link
-    assert link is not None
+    """Serve the requests, with a new link and a new core that records."""
+    old, rank = stage.link, stage.rank
+    assert old is not None and old.transport is not None and isinstance(rank, real.Stage)
     with open(path, "w", buffering=1) as file:
-        old = link.core
-        link.core = Recorder(
-            old.stage, old.schedule, old.homes, lambda line: print(line, file=file)
-        )
+        made = rank.core()
+        core = Recorder(made.stage, made.schedule, made.homes, lambda line: print(line, file=file))
+        _serve(stage, core, old.transport)
         stage.gather(None)  # before any rank's new core is spoken to
         answer = stage.run(wanted)
         stage.gather(None)  # every rank is at rest
-        with link._changed:
-            link.core.close()
-            link.core = old
+        recorded = stage.link
+        _serve(stage, rank.core(), old.transport)
+        with recorded._changed:  # a frame may just be taken
+            core.close()
     return answer
 
 
