@@ -6,9 +6,10 @@ figure on the page is one that was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from ppsim import pages
 
 #: Between these the page is made.
 BEGIN, END = "<!-- measured: python -m bench --page FILE -->", "<!-- /measured -->"
@@ -26,20 +27,12 @@ def filled(page: str, result: dict[str, Any]) -> str:
     Raises:
         ValueError: the page has no such part.
     """
-    begin, end = page.find(BEGIN), page.find(END)
-    if not 0 <= begin < end:
-        raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
-    return f"{page[: begin + len(BEGIN)]}\n\n{markdown(result)}\n\n{page[end:]}"
+    return pages.replaced(page, BEGIN, END, f"\n\n{markdown(result)}\n\n")
 
 
 def fill(path: Path, result: dict[str, Any]) -> None:
     """`filled`, in place."""
     path.write_text(filled(path.read_text(encoding="utf-8"), result), encoding="utf-8")
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _figure(value: float) -> str:
@@ -71,7 +64,7 @@ def _bounds(result: dict[str, Any]) -> list[str]:
         rows.append((what, found["ratio"], found["at_most"]))
     for found in result.get("traces", {}).get("bounds", ()):
         rows.append((f"`{found['name']}`: {found['what']}", found["found"], found["at_most"]))
-    return _table(
+    return pages.table(
         ["bound", "found", "at most", ""],
         [
             (
@@ -106,7 +99,7 @@ def _core(part: dict[str, Any]) -> list[str]:
     return [
         _said(part, "The core, microseconds an access"),
         "",
-        *_table(
+        *pages.table(
             ["stages", *map(str, stages)],
             [["slowest stage", *(f"{worst[s]:.2f}" for s in stages)]],
         ),
@@ -118,7 +111,7 @@ def _accesses(part: dict[str, Any]) -> list[str]:
     return [
         _said(part, "An access in the runtime, microseconds of processor time"),
         "",
-        *_table(["access", "on a stage", "plain nnsight, one stage"], rows),
+        *pages.table(["access", "on a stage", "plain nnsight, one stage"], rows),
     ]
 
 
@@ -148,7 +141,7 @@ def _pulls(part: dict[str, Any]) -> list[str]:
     return [
         _said(part, "A pull and bare exchanges, microseconds, median (90th percentile)"),
         "",
-        *_table(["payload", *ways], rows),
+        *pages.table(["payload", *ways], rows),
     ]
 
 
@@ -173,7 +166,7 @@ def _traces(part: dict[str, Any]) -> list[str]:
     return [
         _said(part, "Overhead of traces, milliseconds, median (quartiles)"),
         "",
-        *_table(["trace", "one stage", "two stages", "ratio", "values", "bytes"], rows),
+        *pages.table(["trace", "one stage", "two stages", "ratio", "values", "bytes"], rows),
     ]
 
 
@@ -190,7 +183,7 @@ def _timeline(part: dict[str, Any]) -> list[str]:
     return [
         _said(part, "Traces with and without `timeline=`, two stages, milliseconds, median"),
         "",
-        *_table(["trace", "without", "with", "ratio (quartiles)"], rows),
+        *pages.table(["trace", "without", "with", "ratio (quartiles)"], rows),
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 from ppcore.vllm.child import EngineProcess
 
-from . import MODEL, TURN_S, workloads
+from . import MODEL, workloads
 from .traces import ENGINE
+from .turns import turns
 
 #: One that only saves, one that pulls at every step, one of many requests.
 NAMES = ("save all", "logits 32", "invokes 16")
@@ -53,13 +53,10 @@ def run(*, repetitions: int = 15) -> dict[str, Any]:
 def measure(engines: Mapping[str, Any], name: str, repetitions: int) -> dict[str, Any]:
     """One workload on the engines ``with`` and ``without``; see `run`."""
     took: dict[str, list[float]] = {"without": [], "with": []}
-    for repetition in range(_WARM_UP + repetitions):
-        order = list(took) if repetition % 2 else list(took)[::-1]
-        for engine in order:
-            time.sleep(TURN_S)
-            traced, _ = engines[engine].call(workloads.once, name)
-            if repetition >= _WARM_UP:
-                took[engine].append(1e3 * traced)
+    for engine, counts in turns(took, repetitions, warm_up=_WARM_UP):
+        traced, _ = engines[engine].call(workloads.once, name)
+        if counts:
+            took[engine].append(1e3 * traced)
     ratios = [on / off for on, off in zip(took["with"], took["without"], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
     medians = {engine: statistics.median(times) for engine, times in took.items()}

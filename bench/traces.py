@@ -1,7 +1,7 @@
 """What a trace costs on two stages beside what it costs on one.
 
 The *overhead* of a trace is its time less that of the same requests without one, on the same engine,
-measured one after the other. Both engines are warm and take turns, a second apart (see `TURN_S`); figures
+measured one after the other. Both engines are warm and take turns, a second apart (see `turns`); figures
 are medians over the repetitions, and what counts are the ratios of the overheads.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from typing import Any
 
 from ppcore.vllm.child import EngineProcess
 
-from . import MODEL, TURN_S, workloads
+from . import MODEL, workloads
+from .turns import turns
 
 STAGES = (1, 2)
 ENGINE: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "disable_log_stats": True}
@@ -142,13 +142,10 @@ def summary(found: Mapping[str, Measured], round_trip_ms: float | None) -> dict[
 
 def _measure(engines: dict[int, EngineProcess], name: str, repetitions: int) -> Measured:
     took: dict[int, list[tuple[float, float]]] = {stages: [] for stages in engines}
-    for repetition in range(_WARM_UP + repetitions):
-        order = list(engines) if repetition % 2 else list(engines)[::-1]
-        for stages in order:
-            time.sleep(TURN_S)
-            pair = engines[stages].call(workloads.once, name)
-            if repetition >= _WARM_UP:
-                took[stages].append((1e3 * pair[0], 1e3 * pair[1]))
+    for stages, counts in turns(engines, repetitions, warm_up=_WARM_UP):
+        pair = engines[stages].call(workloads.once, name)
+        if counts:
+            took[stages].append((1e3 * pair[0], 1e3 * pair[1]))
     values, size = engines[2].call(workloads.crossing, name)
     over = {stages: [traced - plain for traced, plain in pairs] for stages, pairs in took.items()}
     quarters = {

@@ -13,7 +13,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from . import MODEL, PROMPT, TURN_S
+from . import MODEL, PROMPT
+from .turns import turns
 
 
 def _serve(pipe: Connection, kind: str, checkpoint: str, stages: int) -> None:
@@ -81,30 +82,22 @@ def run(*, stages: int = 2, tokens: int = 16, pairs: int = 45) -> dict[str, Any]
             if not mine.poll(240) or mine.recv() != "ready":
                 raise RuntimeError(f"the engine {kind!r} did not start")
 
-        def once(kind: str) -> tuple[float, list[int]]:
+        seconds: dict[str, list[float]] = {kind: [] for kind in engines}
+        answers: dict[str, list[list[int]]] = {kind: [] for kind in engines}
+        for kind, counts in turns(engines, pairs, warm_up=1):
             pipe = engines[kind][1]
-            time.sleep(TURN_S)
             pipe.send(tokens)
-            return pipe.recv()
-
-        for kind in engines:
-            once(kind)
-        ratios: list[float] = []
-        seconds: dict[str, list[float]] = {"ours": [], "vllm": []}
-        same = True
-        for pair in range(pairs):
-            order = ("ours", "vllm") if pair % 2 else ("vllm", "ours")
-            found = {kind: once(kind) for kind in order}
-            for kind, (took, _) in found.items():
+            took, answer = pipe.recv()
+            if counts:
                 seconds[kind].append(took)
-            ratios.append(found["ours"][0] / found["vllm"][0])
-            same = same and found["ours"][1] == found["vllm"][1]
+                answers[kind].append(answer)
     finally:
         for process, pipe in engines.values():
             pipe.send(None)
             process.join(60)
             if process.is_alive():
                 process.kill()
+    ratios = [ours / vllm for ours, vllm in zip(seconds["ours"], seconds["vllm"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
         "stages": stages,
@@ -113,5 +106,5 @@ def run(*, stages: int = 2, tokens: int = 16, pairs: int = 45) -> dict[str, Any]
         "ratio": round(middle, 4),
         "quartiles": [round(low, 4), round(high, 4)],
         "seconds": {kind: round(statistics.median(took), 4) for kind, took in seconds.items()},
-        "same_tokens": same,
+        "same_tokens": answers["ours"] == answers["vllm"],
     }

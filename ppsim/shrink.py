@@ -328,6 +328,12 @@ class _Shrinker:
         case, switches = self.best.case, self.best.switches
         return any(self.fails(less, switches, _DRAWN // 4) for less in _without_two(case))
 
+    def shrink_once(self) -> None:
+        """Single deletions, under the schedule at hand and under drawn ones, and then its switches."""
+        self.shrink_case(0)
+        self.shrink_case(_DRAWN)
+        self.shrink_switches()
+
     def start_elsewhere(self) -> None:
         """Deletions end where no single one works: another case that fails alike may end lower."""
         for seed in range(_ELSEWHERE):
@@ -335,9 +341,7 @@ class _Shrinker:
                 return
             case, before = generate.case(seed), self.best
             if statements(case) <= _BLOCK and self.fails(case, (), 2):
-                self.shrink_case(0)
-                self.shrink_case(_DRAWN)
-                self.shrink_switches()
+                self.shrink_once()
                 if length(self.best) >= length(before):
                     self.best = before
 
@@ -378,9 +382,7 @@ def shrink(
     """
     shrinker = _Shrinker(found, tries, progress)
     try:
-        shrinker.shrink_case(0)
-        shrinker.shrink_case(_DRAWN)
-        shrinker.shrink_switches()
+        shrinker.shrink_once()
         shrinker.start_elsewhere()
         while (
             any(shrinker.shrink_case(drawn) for drawn in (0, 4 * _DRAWN)) or shrinker.delete_pairs()

@@ -198,10 +198,9 @@ TESTED: tuple[Mutant, ...] = (
            "if cause is not None:", "if False:",
            test="tests/sim/test_real.py::test_an_error_that_another_ranks_explains_is_not_the_cause"),
     # --- hostile or broken input
-    Mutant("a-replacement-of-any-shape", "ppcore.runtime.mediator:PPMediator._handle",
-           "widened = batcher.widen(value, self.batch_group, given)", "widened = given",
-           test="tests/harness/test_one_rank.py::"
-           "test_a_replacement_of_the_wrong_shape_ends_its_own_request_as_on_one_rank"),
+    _rank_of("a-replacement-of-any-shape", "mediator:PPMediator._handle",
+             "widened = batcher.widen(value, self.batch_group, given)", "widened = given",
+             "a_replacement_of_the_wrong_shape_ends_its_own_request_as_on_one_rank"),
     _unit("divergence-is-not-noticed", "core:Core._answer", "if pull.location != location:",
           "if False:",
           "core_values", "a_block_that_reads_elsewhere_diverged_and_both_locations_are_named"),

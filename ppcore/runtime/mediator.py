@@ -413,19 +413,18 @@ class PPMediator(Mediator):
         self.nnsight_error = Told(error)
         self._reported = True
         self.exception = Missed("ended by another rank")
-        self.pending = None
-        self.held = None
-        self.seat.take()
-        self._unwind()
-        self.link.finish(self.worker_id)
+        self._end()
 
     def drop(self) -> None:
         """Nobody wants this worker any more: end it where it is parked."""
+        self._end()
+        self.let_go()
+
+    def _end(self) -> None:
         self.pending = self.held = None
         self.seat.take()
         self._unwind()
         self.link.finish(self.worker_id)
-        self.let_go()
 
     def _unwind(self) -> None:
         """End the block where it is parked; what its ``finally`` clauses raise is nobody's error.

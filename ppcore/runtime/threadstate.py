@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -63,9 +63,9 @@ def capture() -> State:
         _autocast(),
         _function_modes(),
         _dispatch_modes(),
-        _saved_tensors_hooks(),
-        None if _autograd._saved_tensors_hooks_is_enabled() else _hooks_refused(),
-        _transforms(),
+        _HOOKS.all(),
+        _hooks_refused(),
+        _TRANSFORMS.all(),
         (_device.CURRENT_DEVICE, _DEFAULT_DEVICE.__dict__.get("device_context")),
     )
 
@@ -104,52 +104,68 @@ def _dispatch_modes() -> tuple:
     return tuple(_C._get_dispatch_stack_at(i) for i in range(count)) if count else ()
 
 
-def _saved_tensors_hooks() -> tuple:
-    if _autograd._top_saved_tensors_default_hooks(True) is None:
-        return ()
-    found = _take_hooks()
-    _put_hooks(found)
-    return found
+class _Stack:
+    """A stack that torch keeps for a thread, of which only the top can be seen.
+
+    Args:
+        top: what was put on it last; None where it is empty.
+        pop: takes that off, and returns it.
+        push: puts something on it.
+    """
+
+    def __init__(
+        self, top: Callable[[], Any], pop: Callable[[], Any], push: Callable[[Any], None]
+    ) -> None:
+        self._top, self._pop, self._push = top, pop, push
+
+    def take(self) -> tuple:
+        """All that is on it, which it loses, the innermost last."""
+        taken = []
+        while self._top() is not None:
+            taken.append(self._pop())
+        return tuple(reversed(taken))
+
+    def put(self, entries: tuple) -> None:
+        """Put on it what was taken."""
+        for entry in entries:
+            self._push(entry)
+
+    def all(self) -> tuple:
+        """All that is on it, the innermost last."""
+        if self._top() is None:
+            return ()
+        found = self.take()
+        self.put(found)
+        return found
 
 
-def _take_hooks() -> tuple:
-    """Take the pairs of hooks off their stack, the innermost last."""
-    taken = []
-    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
-        taken.append(top)
-        _autograd._pop_saved_tensors_default_hooks()
-    return tuple(reversed(taken))
+def _top_hooks() -> tuple | None:
+    return _autograd._top_saved_tensors_default_hooks(True)
 
 
-def _put_hooks(hooks: tuple) -> None:
-    for pack, unpack in hooks:
-        _autograd._push_saved_tensors_default_hooks(pack, unpack)
+def _pop_hooks() -> tuple | None:
+    top = _top_hooks()
+    _autograd._pop_saved_tensors_default_hooks()
+    return top
 
 
-def _hooks_refused() -> str:
-    """What torch says to who sets hooks of saved tensors, where they are refused."""
+#: The pairs of hooks of saved tensors.
+_HOOKS = _Stack(
+    _top_hooks, _pop_hooks, lambda pair: _autograd._push_saved_tensors_default_hooks(*pair)
+)
+#: The layers of `torch.func`.
+_TRANSFORMS = _Stack(
+    _functorch.peek_interpreter_stack,
+    _functorch.pop_dynamic_layer_stack,
+    _functorch.push_dynamic_layer_stack,
+)
+
+
+def _hooks_refused() -> str | None:
+    """What torch says to who sets hooks of saved tensors; None where it lets them."""
+    if _autograd._saved_tensors_hooks_is_enabled():
+        return None
     return _autograd._saved_tensors_hooks_get_disabled_error_message()
-
-
-def _transforms() -> tuple:
-    if _functorch.peek_interpreter_stack() is None:
-        return ()
-    found = _take_transforms()
-    _put_transforms(found)
-    return found
-
-
-def _take_transforms() -> tuple:
-    """Take the layers of `torch.func` off their stack, the innermost last."""
-    taken = []
-    while _functorch.peek_interpreter_stack() is not None:
-        taken.append(_functorch.pop_dynamic_layer_stack())
-    return tuple(reversed(taken))
-
-
-def _put_transforms(layers: tuple) -> None:
-    for layer in layers:
-        _functorch.push_dynamic_layer_stack(layer)
 
 
 def _set_inference(enabled: bool) -> None:
@@ -176,16 +192,16 @@ def switch(here: State, to: State) -> None:
         for mode in to.dispatches:
             _python_dispatch._push_mode(mode)
     if here.hooks != to.hooks:
-        _take_hooks()
-        _put_hooks(to.hooks)
+        _HOOKS.take()
+        _HOOKS.put(to.hooks)
     if here.hooks_refused != to.hooks_refused:
         if to.hooks_refused is None:
             _autograd._saved_tensors_hooks_enable()
         else:
             _autograd._saved_tensors_hooks_disable(to.hooks_refused, False)
     if here.transforms or to.transforms:
-        _take_transforms()
-        _put_transforms(to.transforms)
+        _TRANSFORMS.take()
+        _TRANSFORMS.put(to.transforms)
     if here.device != to.device:
         _device.CURRENT_DEVICE, _DEFAULT_DEVICE.device_context = to.device
     if here.autocast != to.autocast:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import fuzz, mutants
+from .. import fuzz, mutants, pages
 from ..hunts import Rate
 
 #: Between these the page has the table.
@@ -53,32 +53,31 @@ def told(row: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]], first: int) -> str:
     """The rows of `pooled` in Markdown, and where and when they were measured."""
-    lines = [f"| {' | '.join(_HEAD)} |", f"|{' --- |' * len(_HEAD)}"]
+    lines = []
     for row in rows:
         interval = f"{row['low']:.1%} to {row['high']:.1%}"
         cells = (
             row["mode"], f"`{row['strategy']}`", row["mutants"], row["runs"], row["hits"],
             f"{row['share']:.1%}", interval, row["never"],
         )  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        lines.append([*map(str, cells)])
     where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     when = datetime.date.today().isoformat()
-    return "\n".join([*lines, "", f"Measured on {when} ({where}), cases from seed {first} on."])
-
-
-def filled(page: str, part: str) -> str:
-    """The page with the table in its place.
-
-    Raises:
-        ValueError: the page has no such place.
-    """
-    begin, end = page.find(BEGIN), page.find(END)
-    if not 0 <= begin < end:
-        raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
-    return f"{page[: begin + len(BEGIN)]}\n\n{part}\n\n{page[end:]}"
+    return "\n".join(
+        [
+            *pages.table(_HEAD, lines),
+            "",
+            f"Measured on {when} ({where}), cases from seed {first} on.",
+        ]
+    )
 
 
 def fill(path: Path, rows: Sequence[Mapping[str, Any]], first: int) -> None:
-    """Put the table into a page."""
-    text = filled(path.read_text(encoding="utf-8"), table(rows, first))
+    """Put the table into a page.
+
+    Raises:
+        ValueError: the page has no place for it.
+    """
+    part = f"\n\n{table(rows, first)}\n\n"
+    text = pages.replaced(path.read_text(encoding="utf-8"), BEGIN, END, part)
     path.write_text(text, encoding="utf-8")

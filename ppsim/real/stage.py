@@ -23,7 +23,7 @@ from ppcore.runtime.interleaver import PPInterleaver, Recording
 from ppcore.runtime.link import Link
 from ppcore.runtime.mediator import PPMediator
 from ppcore.runtime.requests import StagedRequests
-from ppcore.runtime.saved import watch_saves
+from ppcore.runtime.saved import forget_all, watch_saves
 from ppcore.saves import Shipment
 
 from .tree import ROOT, Missing, Spans, Tree
@@ -125,7 +125,7 @@ class Rank:
         interleaver, requests = self.tree.interleaver, self.requests
         watch_saves()
         if not requests.requests:
-            _saves().clear()
+            forget_all()
         if finished:
             requests.harvest(set(finished))
         requests.add([request.data() for request in new], self.objects)

@@ -54,6 +54,12 @@ def two_steps(rank: Any, payload: bytes, **prompts: list[int]) -> None:
     rank.step(parts(tokens, **prompts))
 
 
+def brought(one: Any, name: str) -> tuple[dict[str, Any], Any]:
+    """What a request brings home at its end, and what it warns of."""
+    shipped, warned = one.collect(name, Output([]))
+    return shipped if isinstance(shipped, dict) else entry([shipped]), warned
+
+
 def reads(model: Any) -> None:
     with model.trace(PROMPT, max_tokens=2) as tracer:
         kept = list().save()
@@ -79,7 +85,7 @@ def test_every_sequence_of_a_request_brings_its_own_saves(rank: Stage) -> None:
     for number, prompt in enumerate((PROMPT, OTHER)):
         alone = f"alone{number}"
         two_steps(rank, payload, **{alone: prompt})
-        expected = entry([rank.collect(alone, Output([]))[0]])["saves"]
+        expected = brought(rank, alone)[0]["saves"]
         assert len(expected["kept"]) == 4
         assert made["sequences"][number]["saves"]["kept"] == pytest.approx(expected["kept"])
     assert made["saves"] == made["sequences"][0]["saves"]
@@ -91,8 +97,7 @@ def test_a_request_that_is_ended_from_outside_brings_what_its_block_had(rank: St
     found = []
     for one in (Whole(tiny.build()), rank):
         two_steps(one, block(reads), r=PROMPT)
-        shipped, warned = one.collect("r", Output([]))
-        made = shipped if isinstance(shipped, dict) else entry([shipped])
+        made, warned = brought(one, "r")
         found.append((made["saves"], made["error"], warned))
     assert found[1] == found[0]
     assert len(found[0][0]["kept"]) == 4 and len(found[0][2]) == 1
@@ -111,8 +116,7 @@ def test_a_replacement_of_the_wrong_shape_ends_its_own_request_as_on_one_rank(ra
     for one in (Whole(tiny.build()), rank):
         one.step(parts([], r=PROMPT, s=OTHER), [New("r", wrong), New("s", right)])
         assert one.erred("r") and not one.erred("s")
-        made = one.collect("r", Output([]))[0]
-        made = made if isinstance(made, dict) else entry([made])
+        made, _ = brought(one, "r")
         errors.append((made["error"]["type_name"], made["error"]["message"]))
     assert errors[1] == errors[0]
 
@@ -156,9 +160,7 @@ def draws(model: Any) -> None:
 def test_a_requests_draws_are_its_own_whatever_else_is_in_the_batch(rank: Stage) -> None:
     def noise(**prompts: list[int]) -> dict[str, list[float]]:
         two_steps(rank, block(draws), **prompts)
-        return {
-            name: entry([rank.collect(name, Output([]))[0]])["saves"]["noise"] for name in prompts
-        }
+        return {name: brought(rank, name)[0]["saves"]["noise"] for name in prompts}
 
     alone = noise(r=PROMPT)
     together = noise(s=OTHER, r=PROMPT)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ppsim import pages
+
 #: The first error that a process of an engine reports, which those after it follow from.
 _ERROR = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): .+")
 
@@ -132,9 +134,6 @@ def on_page(page: str) -> Table:
 
 def filled(page: str, table: Table) -> str:
     """The page with the rows of ``table``, and those that it had before of what ``table`` does not tell."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin and end, "the page has no place for tables"
     whole = on_page(page)
     whole.update(table)
-    return before + begin + "\n".join(whole.lines()).rstrip() + "\n" + end + after
+    return pages.replaced(page, BEGIN, END, "\n".join(whole.lines()).rstrip() + "\n")

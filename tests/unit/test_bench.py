@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import MODEL, PROMPT, accesses, core, page, plot, timeline, traces
+from bench import MODEL, PROMPT, accesses, core, page, plot, timeline, traces, turns
 from bench import __main__ as main
 from bench.workloads import WORKLOADS
 from ppsim import workloads
@@ -15,8 +15,7 @@ from ppsim.costs import Model
 
 @pytest.fixture(autouse=True)
 def nobody_to_wait_for(monkeypatch):
-    for module in (traces, timeline):
-        monkeypatch.setattr(module, "TURN_S", 0.0)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
 
 
 class Engine:
