@@ -25,7 +25,9 @@ which:
 *Waits.* A rank may block its forward thread only for a place strictly smaller than its own (round,
 stage). Waits then follow a well-founded order and cannot form a cycle. Everything else parks the
 worker, and the forward goes on. A parked worker is completed when its request's next turn opens
-here (the value is older than that round by then) or when its request has ended (everything is).
+here (the value is older than that round by then) or when its request has ended (everything is). An
+answer that comes earlier changes nothing: what a block can still do in a step must not depend on when
+a message arrives, or the columns of a stage would part.
 
 *Values.* The owner publishes what its worker read, under the access's name. A published value lives
 until every peer has released it or the request has drained. A pull of a value that is not published
@@ -185,7 +187,7 @@ class _Request:
 
 
 class _Asked(NamedTuple):
-    """A pull or probe without an answer."""
+    """A pull or probe, to whom, and from when on what it asks for can be had."""
 
     owner: int
     message: Pull | Probe
@@ -226,8 +228,10 @@ class Core:
         self.round = -1
         self._requests: dict[str, _Request] = {}
         self._numbers = 0
-        # What is asked for and not answered: number -> (owner, pull).
+        # What is asked for and not answered, by number.
         self._asked: dict[int, _Asked] = {}
+        # The pulls that `names` lists, answered or not.
+        self._pulled: dict[int, _Asked] = {}
 
     # --- rounds and requests ------------------------------------------------------------------
 
@@ -281,6 +285,8 @@ class Core:
         state = self._requests[name]
         if not state.said_done or not state.done.issuperset(set(self.peers) - self.dead):
             return []
+        for key in list(state.names):
+            self.forget(key)
         del self._requests[name]
         return [Dropped(name)]
 
@@ -469,10 +475,15 @@ class Core:
         return (state.rounds[when.turn], when.stage) < (self.round, self.stage)
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
-        """Whether the wait rule lets this rank's forward thread wait for these pulls."""
-        for asked in map(self._asked.get, numbers):
-            if asked is None or isinstance(asked.message, Probe):
-                continue
+        """Whether the wait rule lets this rank's forward thread wait for these pulls.
+
+        It goes by when a value can be counted on, and not by whether it has come: what a block can still
+        do in a step must not depend on when a message arrives.
+        """
+        for asked in map(self._pulled.get, numbers):
+            if asked is None or not self.dead.isdisjoint((asked.owner, asked.available.stage)):
+                continue  # a probe, or its request is gone, or nothing better can come
+            assert isinstance(asked.message, Pull)
             if not self.may_block(asked.message.key.worker.request, asked.available):
                 return False
         return True
@@ -501,7 +512,10 @@ class Core:
         self._numbers += 1
         number = names[name] = self._numbers
         self.counters.pulls += 1
-        return number, self._ask(owner, Pull(number, key, location, expression), available)
+        asked = self._pulled[number] = made(
+            _Asked, (owner, Pull(number, key, location, expression), available)
+        )
+        return number, self._ask(asked)
 
     def probe(self, owner: int, call: str) -> tuple[int, list[Effect]]:
         """Ask ``owner`` what structure a call of one of its modules would return (opaque text).
@@ -509,22 +523,24 @@ class Core:
         Any rank can answer this at any time, so it may be waited for anywhere.
         """
         self._numbers += 1
-        return self._numbers, self._ask(owner, Probe(self._numbers, call), ALWAYS)
+        return self._numbers, self._ask(_Asked(owner, Probe(self._numbers, call), ALWAYS))
 
-    def _ask(self, owner: int, message: Pull | Probe, available: Available) -> list[Effect]:
+    def _ask(self, asked: _Asked) -> list[Effect]:
+        owner, message, available = asked
         for gone in self.dead.intersection((owner, available.stage)):
             reason = f"died: stage {gone} is gone ({describe(message)})"
             return [Landed(message.number, reason=reason)]
         if self._never_given(owner, message, available):
             return [self._without_arguments(message)]
-        self._asked[message.number] = _Asked(owner, message, available)
+        self._asked[message.number] = asked
         return self._send(owner, message)
 
     def forget(self, key: Key) -> None:
         """Nobody here holds what was pulled of ``key`` any more: asked again, it is pulled again."""
         state = self._requests.get(key.worker.request)
         if state is not None:
-            state.names.pop(key, None)
+            for number in state.names.pop(key, {}).values():
+                del self._pulled[number]
 
     def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
         """This rank can force these values (owner, key) no more: one message an owner."""

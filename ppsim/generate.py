@@ -102,6 +102,8 @@ class Writer:
             return (*head, self._loop(0), *self._after())
         if self.parts and (whole := self._given() or self._at_the_end()):
             return tuple(whole)
+        if not self.acts and (ahead := self._computed_ahead()):
+            return (*head, *ahead)
         body = self._scaled() or (*self._across(), *self._revised(), *self._body(length, 0))
         tail: list[Statement] = []
         saving = 0 if self.parts and self.draw.random() < 0.8 else 0.5
@@ -181,6 +183,16 @@ class Writer:
         late = draw.choice(self.visits[draw.randrange(1, len(self.visits))])
         behind = For(1, 2, None, (Read("w", last), Write(last, "q")))
         return [Read("o", late), Call("q", "E", "o"), Edit("q", draw.randrange(1, 9)), behind]
+
+    def _computed_ahead(self) -> list[Statement]:
+        """Seldom, as the whole block: a call that a later stage may compute before its forward begins, so
+        that the answer may be there before an earlier stage, which has gone on meanwhile, may count on it."""
+        draw, here = self.draw, self.visits[0]
+        if not {"call", "if"} <= self.features or draw.random() > 0.3:
+            return []
+        first, second = sorted(draw.sample(range(len(here)), 2))
+        read, later = Read("o", here[first]), Read("h", here[second])
+        return [read, Call("n", "N", "o"), later, If("n", (Save("n", "n"),))]
 
     def _revised(self) -> list[Statement]:
         """Seldom: a value is looked at, edited or replaced, and looked at again; what is seen then is used

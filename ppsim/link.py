@@ -211,6 +211,7 @@ class Link:
         Raises:
             Unreachable, Diverged, PeerDied: the owner cannot produce one.
         """
+        self.world.properties.takes(self, numbers)
         found: list[int] = []
         for number in numbers:
             reason = self.refused.get(number)
@@ -227,9 +228,9 @@ class Link:
             Missed: the wait rule does not allow to wait for one.
         """
         numbers = yield from self.request(wanted)
-        while not self.ready(numbers):
-            if not self.may_wait(numbers):
-                raise Missed(f"stage {self.stage} needs {wanted[0][0].location!r} too early")
+        if not self.may_wait(numbers):
+            raise Missed(f"stage {self.stage} needs {wanted[0][0].location!r} too early")
+        if not self.ready(numbers):
             yield from self.wait(numbers)
         return self.values(numbers)
 

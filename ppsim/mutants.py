@@ -153,6 +153,8 @@ CATALOGUE: tuple[Mutant, ...] = (
           "return False"),
     _core("waits-if-any-allows-it", "may_wait", "return False",
           "return len(numbers) > 1 and any(self.may_wait([number]) for number in numbers)"),
+    _core("goes-on-with-what-has-come", "may_wait", "map(self._pulled.get, numbers)",
+          "map(self._asked.get, numbers)"),
     _seat("waits-for-its-own-turns-later-stage", "go_on",
           "return WAIT if self.core.may_wait(self.pulls) else STAY", "return WAIT"),
     _seat("never-woken", "go_on", "WAIT if self.core.may_wait(self.pulls) else STAY", "STAY"),

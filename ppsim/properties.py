@@ -4,6 +4,8 @@
 ``sameness``       saves, tokens, error and how each block ended are those of a single rank
 ``ends``           every request ends; a hang prints who waits for whom
 ``wait-rule``      a forward waits only for a place strictly smaller than its own (round, stage)
+``ripe``           a block goes on with a value only once its rank may wait for it: what it can still
+                   do in a step does not depend on when an answer came
 ``rest``           when everything has ended, nothing is left of it on any rank
 ``bounded``        a value stays published only while a peer may still ask for it
 ``once``           a value crosses to a rank at most once for each expression, and a saved one
@@ -98,21 +100,35 @@ class Properties:
 
     def blocks(self, link: Link, numbers: list[int]) -> None:
         """``wait-rule``: the forward of a rank blocks for these pulls."""
-        rank = self.world.rank(link.stage, link.column)
         for number in numbers:
-            if number not in link.core._asked:
-                continue  # answered; the listener is about to say so
-            request, when = link.origins[number]
-            if when.turn < 0 or link.core.ended(request):
-                continue
-            rounds = self.world.engine.progress[request].rounds
-            mine = (rank.core.round, link.stage)
-            if when.turn >= len(rounds) or (rounds[when.turn], when.stage) >= mine:
+            if number in link.core._asked and not self._smaller(link, number):
+                request, when = link.origins[number]
                 raise Liveness(
                     "wait-rule",
-                    f"stage {link.stage} in round {rank.core.round} waits for turn {when.turn} "
+                    f"stage {link.stage} in round {link.core.round} waits for turn {when.turn} "
                     f"of {request!r} on stage {when.stage}",
                 )
+
+    def takes(self, link: Link, numbers: list[int]) -> None:
+        """``ripe``: the forward of a rank goes on with the answers to these pulls."""
+        for number in numbers:
+            if number in link.landed and not self._smaller(link, number):
+                request, when = link.origins[number]
+                raise Liveness(
+                    "ripe",
+                    f"stage {link.stage} in round {link.core.round} goes on with a value that it "
+                    f"can count on after turn {when.turn} of {request!r} on stage {when.stage}",
+                )
+
+    def _smaller(self, link: Link, number: int) -> bool:
+        """Whether the place of what a pull asks for is strictly smaller than its rank's own."""
+        request, when = link.origins[number]
+        if when.turn < 0 or link.core.ended(request) or request not in link.core.requests:
+            return True
+        rounds = self.world.engine.progress[request].rounds
+        if when.turn >= len(rounds):
+            return False
+        return (rounds[when.turn], when.stage) < (link.core.round, link.stage)
 
     def ships(self, rank: Rank, label: str) -> None:
         """``once``: only the last stage brings what it ships; the others ship what they hold."""
@@ -271,6 +287,7 @@ class Properties:
             "lazies": list(link.live),
             "workers": list(rank.carried),
             "asked": list(core._asked),
+            "pulled": list(core._pulled),
         }
         for what, found in left.items():
             if found:

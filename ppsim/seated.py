@@ -198,9 +198,9 @@ class Seated(Frame):
     def _complete(self) -> Generator[Wait, None, bool]:
         """Wait for what was asked for, if that is allowed here; whether it is all here now."""
         numbers, link = self._numbers, self.link
-        while not link.ready(numbers):
-            if not link.may_wait(numbers):
-                return False
+        if not link.may_wait(numbers):
+            return False
+        if not link.ready(numbers):
             yield from link.wait(numbers)
         for (node, _, _), value in zip(self._plan, link.values(numbers), strict=True):
             node.settle(value)

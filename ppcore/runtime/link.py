@@ -217,19 +217,18 @@ class Link:
         """
         numbers = self.request(wanted)
         in_worker = getattr(getcurrent(), "mediator", None) is not None
-        while not self.ready(numbers):
-            if self.may_wait(numbers):
-                self.wait(numbers)
-            elif in_worker:
-                # The rank's loop resumes the worker once it may wait, or the values are here.
-                with parking():
-                    getcurrent().parent.switch(Forcing(numbers))  # type: ignore[union-attr]
-            else:
+        while not self.may_wait(numbers):
+            if not in_worker:
                 late = wanted[0][0]
                 raise Missed(
                     f"stage {self.core.stage} needs {late.location!r} ({late.key}), which stage "
                     f"{late.owner} produces only after it in the same turn"
                 )
+            # The rank's loop resumes the worker once it may wait, and the values are here.
+            with parking():
+                getcurrent().parent.switch(Forcing(numbers))  # type: ignore[union-attr]
+        if not self.ready(numbers):
+            self.wait(numbers)
         return self.values(numbers)
 
     def values(self, numbers: list[int]) -> list[Any]:

@@ -55,15 +55,8 @@ class TracingWorker:
 
     @property
     def _alone(self) -> bool:
-        """Whether nothing but the hidden states ties this rank's steps to those of others.
-
-        With columns, an early stage could have what a module of a later stage makes of its value while it
-        is still in that visit, or not, each column for itself; what a block may do must not depend on it.
-        """
-        config = self.vllm_config
-        return (
-            config.kv_transfer_config is None and config.parallel_config.tensor_parallel_size == 1
-        )
+        """Whether nothing but the hidden states ties this rank's steps to those of others."""
+        return self.vllm_config.kv_transfer_config is None
 
     def collect_nnsight(
         self,

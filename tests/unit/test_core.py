@@ -323,13 +323,23 @@ def test_one_pull_that_may_not_be_waited_for_forbids_the_whole_wait() -> None:
     assert not net.cores[1].may_wait([early, late])
 
 
-def test_a_landed_pull_needs_no_permission() -> None:
+def test_what_may_be_waited_for_does_not_depend_on_whether_it_has_come() -> None:
     net = Network()
     net.begin()
     number = net.pull(0, net.touch(0, B), B)
     net.read(1, B, "b")
     net.settle()
     assert net.landed[0] == {number: "b"}
+    assert not net.cores[0].may_wait([number])
+    net.open_round("r")
+    assert net.cores[0].may_wait([number])
+
+
+def test_a_pull_from_the_dead_needs_no_permission() -> None:
+    net = Network()
+    net.begin()
+    number = net.pull(0, net.touch(0, B), B)
+    net.do(0, net.cores[0].peer_died(1, "gone"))
     assert net.cores[0].may_wait([number])
 
 
