@@ -14,7 +14,7 @@ import torch
 from nnsight.intervention.interleaver import Mediator
 
 from ppcore.core import Available, Core
-from ppcore.errors import BlockError
+from ppcore.errors import BlockError, Missed
 from ppcore.messages import Worker
 from ppcore.runtime import codec, lazy, stubs
 from ppcore.runtime.calls import Calls, involved, module_of
@@ -298,6 +298,9 @@ def test_a_collective_call_waits_for_its_homes_worker(rank: Rank, home: Rank) ->
     assert "call" not in words(rank)
     assert found.node.base.available == Available(0, 1)
     assert torch.equal(home.call("m.b", X), home.modules["m.b"](X))
+    with pytest.raises(Missed, match="produces only after it"):
+        lazy.force(found)
+    rank.link.open_round(["r"])
     assert torch.equal(lazy.force(found), home.modules["m.b"](X))
 
 
