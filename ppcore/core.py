@@ -18,14 +18,16 @@ which:
 ``GATE``   another stage visits it, in a turn that is not open here yet; or a later stage does, and
            this rank's forward has served the worker in that turn: park until the next turn is open
            (on one rank the forward would be past this stage; a worker that ran on inside the
-           handoff could still edit what the forward goes on with)
+           handoff could still edit what the forward goes on with), or this rank leaves its round
 ``NEVER``  it lies behind the worker's clock: one rank would have passed it, so it cannot be served
 =========  =========================================================================================
 
 *Waits.* A rank may block its forward thread only for a place strictly smaller than its own (round,
 stage). Waits then follow a well-founded order and cannot form a cycle. Everything else parks the
 worker, and the forward goes on. A parked worker is completed when its request's next turn opens
-here (the value is older than that round by then) or when its request has ended (everything is). An
+here (the value is older than that round by then) or when its request has ended (everything is). A rank
+that has nothing else to do *leaves* its round: behind its own forward, and before the next, it stands
+behind every stage of the round, and completes there what they produce. An
 answer that comes earlier changes nothing: what a block can still do in a step must not depend on when
 a message arrives, or the columns of a stage would part.
 
@@ -226,6 +228,8 @@ class Core:
         self.dead: set[int] = set()
         # The round that is open, or the last one that was.
         self.round = -1
+        # Where this rank's forward stands, for what it may wait for: (round, stage).
+        self._here = (-1, stage)
         self._requests: dict[str, _Request] = {}
         self._numbers = 0
         # What is asked for and not answered, by number.
@@ -238,12 +242,27 @@ class Core:
     def open_round(self, requests: Iterable[str]) -> list[Effect]:
         """A forward step begins, in which ``requests`` take part: each one's next turn is open."""
         self.round += 1
+        self._here = (self.round, self.stage)
         for name in requests:
             request = self._request(name)
             if request.ended:
                 raise AssertionError(f"{name!r} takes part in a round after its end")
             request.rounds.append(self.round)
         return []
+
+    def leave_round(self) -> list[Effect]:
+        """This rank's forward step is over, and what it handed on has arrived.
+
+        Until the next round opens it stands behind every stage of this one: it may wait for them, and its
+        workers go on to what they visit.
+        """
+        self._here = (self.round, self.stages)
+        return []
+
+    @property
+    def between(self) -> bool:
+        """Whether this rank has left its last round and opened no other."""
+        return self._here[1] == self.stages
 
     def turn(self, request: str) -> int:
         """The request's last opened turn; -1 before the first."""
@@ -353,7 +372,9 @@ class Core:
         if owner == self.stage:
             verdict = LOCAL
         elif turn >= opened or (
-            owner > self.stage and state.served_turn == turn == opened - 1 and not request.ended
+            owner > self.stage
+            and state.served_turn == turn == opened - 1
+            and not (request.ended or self.between)
         ):
             verdict = GATE
         else:
@@ -472,7 +493,7 @@ class Core:
             return True
         if when.turn >= len(state.rounds):
             return False
-        return (state.rounds[when.turn], when.stage) < (self.round, self.stage)
+        return (state.rounds[when.turn], when.stage) < self._here
 
     def may_wait(self, numbers: Iterable[int]) -> bool:
         """Whether the wait rule lets this rank's forward thread wait for these pulls.

@@ -76,6 +76,12 @@ class Seat:
         """The worker parked until these pulls are answered."""
         self.pulls = tuple(pulls)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the worker is parked for a turn, or for what a later stage makes."""
+        gated = self.decision is not None and self.decision.verdict is GATE
+        return bool(self.pulls) or (self.held is not None and gated)
+
     def take(self) -> tuple[int, ...]:
         """The pulls that the worker waited for; it goes on now."""
         pulls, self.pulls = self.pulls, ()

@@ -328,6 +328,11 @@ def coin(batching: int, step: int, bit: int) -> bool:
     return bool(batching) and bool((hash((batching, step, bit)) >> 9) & 1)
 
 
+def lingers(batching: int, step: int) -> bool:
+    """Whether ranks with nothing else to do stay behind their forward in this step: not every driver's can."""
+    return not coin(batching, step, 4)
+
+
 def choose(free: dict[str, W], batching: int, step: int, *, idle: bool) -> dict[str, W]:
     """Who of ``free`` goes into a step: all without ``batching``, else by lot; some are preempted.
 

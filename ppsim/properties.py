@@ -128,7 +128,9 @@ class Properties:
         rounds = self.world.engine.progress[request].rounds
         if when.turn >= len(rounds):
             return False
-        return (rounds[when.turn], when.stage) < (link.core.round, link.stage)
+        rank = self.world.rank(link.stage, link.column)
+        stands = self.world.case.stages if rank.between else link.stage
+        return (rounds[when.turn], when.stage) < (link.core.round, stands)
 
     def ships(self, rank: Rank, label: str) -> None:
         """``once``: only the last stage brings what it ships; the others ship what they hold."""

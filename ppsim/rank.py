@@ -19,7 +19,7 @@ from ppcore.saves import Part, Shipment, spell_leaves, to_ship, union
 
 from .blocks import BlockStopped, Recording
 from .cases import Case
-from .engine import Collect, Round
+from .engine import Collect, Round, lingers
 from .link import Link, Wait
 from .seated import Seated, Steps, plan
 from .terms import LAYER, LOGITS, RESULT, SAMPLE, SHARED, term
@@ -63,6 +63,8 @@ class Rank:
         self.idle = False
         self.collectives = 0
         self.endings: dict[str, dict[str, str]] = {}
+        #: Whether it has left its round, and works behind its forward.
+        self.between = False
 
     def forward(self) -> Steps:
         """The forward thread: commands until there are no more."""
@@ -105,12 +107,7 @@ class Rank:
         for worker in current:
             if not worker.started:
                 yield from worker.start()
-        for worker in current:
-            if worker.exception is None:
-                yield None
-                error = self.link.ended_elsewhere(worker.worker)
-                yield from worker.advance() if error is None else worker.abandon(error)
-                del error  # what follows does not depend on it
+        yield from self._go_on(current)
         self.recordings = [
             (worker.worker.request, found)
             for worker in current
@@ -127,8 +124,34 @@ class Rank:
         yield from self._check_abandoned()
         if self.last:
             yield from self._sample(command, states, batch)
+        elif lingers(self.case.batching, self.core.round):
+            yield from self._linger(current)
         yield from self.link.flush()
         self.world.properties.closed(self)
+
+    def _go_on(self, workers: list[Seated]) -> Steps:
+        """Let workers go on that waited for this, or end those that have ended elsewhere."""
+        for worker in workers:
+            if worker.exception is None:
+                yield None
+                error = self.link.ended_elsewhere(worker.worker)
+                yield from worker.advance() if error is None else worker.abandon(error)
+                del error  # what follows does not depend on it
+
+    def _linger(self, current: list[Seated]) -> Steps:
+        """Behind the forward: let workers go on with what later stages make of this round.
+
+        Where every request takes part in it, nobody can want this rank before those are through.
+        """
+        waiting = [w for w in current if w.started and w.exception is None and w.seat.waits]
+        running = {worker.worker.request for worker in current}
+        if not waiting or any(not self.core.ended(name) for name in {*self.carried} - running):
+            return
+        yield None
+        yield from self.link.carry_out(self.core.leave_round())
+        self.between = True
+        yield from self._go_on(waiting)
+        self.between = False
 
     def _add(self, command: Round) -> None:
         for name in command.inputs:

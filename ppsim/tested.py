@@ -107,6 +107,16 @@ TESTED: tuple[Mutant, ...] = (
           "stubs", "a_module_shared_across_stages_leads_to_this_ranks_own"),
     _unit("a-tied-module-is-two", "runtime.stubs:fill", "shared[aliases.get(path, path)] = module", "pass",
           "stubs", "a_module_at_two_paths_is_one_stub_at_both"),
+    # --- behind the forward
+    _unit("lingers-before-its-hidden-states-have-arrived", "vllm.worker:TracingWorker.sample_tokens",
+          "self._await_sends()", "pass",
+          "worker", "a_rank_stays_behind_its_forward_once_what_it_handed_on_has_arrived"),
+    _unit("lingers-while-others-wait", "vllm.runner:PipelineRunner.lingers",
+          "batch.num_reqs == len(self.requests)", "True",
+          "worker", "a_rank_stays_behind_its_forward_only_where_nobody_else_can_want_it"),
+    _unit("begins-while-it-sends", "vllm.worker:TracingWorker.execute_model",
+          "self._await_sends()", "pass",
+          "worker", "a_later_stage_begins_a_step_before_it_waits_for_hidden_states"),
     # --- randomness
     _rank_of("every-request-draws-the-same", "mediator:PPMediator.adopt", "str(worker).encode()", 'b""',
              "a_requests_draws_are_its_own_whatever_else_is_in_the_batch"),

@@ -325,6 +325,10 @@ class Link:
         """A forward step begins."""
         self._do(lambda: self.core.open_round(requests))
 
+    def leave_round(self) -> None:
+        """The forward step is over here, what it handed on has arrived, and nothing else is to do."""
+        self._do(self.core.leave_round)
+
     def close_round(self) -> None:
         """The forward step is over: tell owners what this rank can force no more."""
         self._flush()

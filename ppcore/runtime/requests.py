@@ -7,8 +7,8 @@ the same points: open the round before the workers are scoped and let those go o
 settle a request that has ended, before it is collected; ship this rank's share of its saves.
 
 Whoever drives a rank (the engine's runner, or a loop over a plain module) calls, for each step,
-`harvest`, `add`, `scope`, the forward, `check_abandoned`, sampling, `record_saves` and
-`Link.close_round`, and `collect` for requests that are over.
+`harvest`, `add`, `scope`, the forward, `check_abandoned`, `linger` where that may be, sampling,
+`record_saves` and `Link.close_round`, and `collect` for requests that are over.
 """
 
 from __future__ import annotations
@@ -111,6 +111,28 @@ class StagedRequests:
         error = self.link.abandoned(mediator.worker_id)
         if mediator.exception is None and error is not None:
             mediator.abandon(error)
+
+    def linger(self, names: Iterable[str]) -> None:
+        """Behind this rank's forward, let workers go on with what later stages make of the step.
+
+        Only where nothing else waits for this rank, and once what the forward handed on has arrived: a
+        block may edit that now.
+
+        Args:
+            names: the requests of the step, in its order.
+        """
+        found = (self.requests.get(name) for name in names)
+        waiting = [
+            mediator
+            for request in found
+            for mediator in (request.workers() if request is not None else ())
+            if mediator.worker is not None and mediator.seat.waits
+        ]
+        if not waiting:
+            return
+        self.link.leave_round()
+        for mediator in waiting:
+            self._go_on(mediator)
 
     def check_abandoned(self) -> None:
         """End the workers that another rank has ended since the round opened."""

@@ -192,6 +192,25 @@ class PipelineRunner:
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         return self.on_forward_thread(self._sample_tokens, *args, **kwargs)
 
+    def lingers(self) -> bool:
+        """Whether no request but those of the last step can want this rank before the later stages are through.
+
+        Ray's executor hands on what a step returns, and so only after it.
+        """
+        batch = self.input_batch  # type: ignore[attr-defined]
+        return (
+            not (get_pp_group().is_last_rank or self.parallel_config.use_ray)
+            and batch.num_reqs == len(self.requests)  # type: ignore[attr-defined]
+        )
+
+    def linger(self) -> None:
+        """Let blocks go on behind the forward; see `StagedRequests.linger`."""
+        self.on_forward_thread(self._linger)
+
+    @torch.inference_mode()
+    def _linger(self) -> None:
+        self.nnsight_requests.linger(self.input_batch.req_ids)  # type: ignore[attr-defined]
+
     def _execute(self, *args: Any, **kwargs: Any) -> Any:
         saved.watch_saves()  # on the thread that the workers run on
         output = super().execute_model(*args, **kwargs)  # type: ignore[misc]

@@ -26,6 +26,8 @@ class TracingWorker:
     plain_runner: type
     single_stage_runner: type
     pipeline_runner: type
+    #: vLLM's: what this rank is sending to the next stage.
+    _pp_send_work: list[Any]
 
     def init_device(self) -> None:
         super().init_device()  # type: ignore[misc]
@@ -50,8 +52,23 @@ class TracingWorker:
         begin = getattr(self.model_runner, "begin", None)
         waits = scheduler_output.total_num_scheduled_tokens > 0 and not get_pp_group().is_first_rank
         if begin is not None and waits and self._alone:
+            self._await_sends()
             begin(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """The end of a step; a stage that has nothing else to do completes what later ones make of it."""
+        lingers = getattr(self.model_runner, "lingers", None)
+        if lingers is not None and lingers():
+            self._await_sends()
+            self.model_runner.linger()
+        return super().sample_tokens(grammar_output)  # type: ignore[misc]
+
+    def _await_sends(self) -> None:
+        """What this rank handed on has arrived: a block may edit the values that it has been made of."""
+        for handle in self._pp_send_work:
+            handle.wait()
+        self._pp_send_work = []
 
     @property
     def _alone(self) -> bool:

@@ -160,8 +160,14 @@ def places(run: Run) -> Findings:
         # What each worker asked for last, and was served last.
         stands: dict[Worker, Place] = {}
         served: dict[Worker, Place] = {}
+        left = False
         for step in record.steps:
             word, args, answer = step.event
+            if word in ("open_round", "leave_round"):
+                left = word == "leave_round"
+            if word == "served" and left and args[1].turn != END:
+                text = f"{args[0]} is served a visit by a forward that is over"
+                yield record.finding("places", step.line, text)
             if word == "open_round":
                 for request in args[0]:
                     turns[request] = turns.get(request, 0) + 1
@@ -233,16 +239,18 @@ def waits(run: Run) -> Findings:
             for key, (step, _) in places.items()
             if step.event.word == "call"
         }
-        now = -1
+        now, stands = -1, record.stage
         for step in record.steps:
             word, args, answer = step.event
             for effect in step.effects:
                 if effect.startswith("landed ["):
                     landed.add(int(effect[8:].partition(",")[0]))
             if word == "open_round":
-                now += 1
+                now, stands = now + 1, record.stage
                 for request in args[0]:
                     opened.setdefault(request, []).append(now)
+            elif word == "leave_round":
+                stands = record.header.stages
             elif word == "end":
                 ended.add(args[0])
             elif word == "pull":
@@ -266,7 +274,7 @@ def waits(run: Run) -> Findings:
                     turns = opened.get(key.worker.request, [])
                     if when.turn < len(turns):
                         place = (turns[when.turn], when.stage)
-                        if place < (now, record.stage):
+                        if place < (now, stands):
                             continue
                     text = f"stage {record.stage} waits in round {now} for {when} of {key}"
                     yield record.finding("waits", step.line, text)

@@ -109,6 +109,7 @@ class Rank:
         *,
         receive: Callable[[int], Any] = lambda tokens: None,
         hand_on: Callable[[Any], None] = lambda out: None,
+        lingers: bool = True,
     ) -> list[int]:
         """One forward step.
 
@@ -118,6 +119,7 @@ class Rank:
             finished: requests that have ended since the last step.
             receive: brings what the stage before hands on, for so many tokens.
             hand_on: takes what this stage hands to the next.
+            lingers: whether it may stay behind its forward for what the next ones make.
 
         Returns:
             One sampled token for each part, on the last stage.
@@ -142,14 +144,14 @@ class Rank:
                 requests.unflatten(self.tree)
             if not self.last:
                 hand_on(out)
-            self._forward_over()
+            self._forward_over([part.name for part in parts] if lingers else [])
             if self.last:
                 tokens = self._sample(parts, out)
         requests.record_saves()
         self._step_over()
         return tokens
 
-    def _forward_over(self) -> None:
+    def _forward_over(self, names: Sequence[str]) -> None:
         pass
 
     def _step_over(self) -> None:
@@ -336,8 +338,11 @@ class Stage(Rank):
         self.faults = dict(faults or {})
         self.requests = _StageRequests(link, _raising(self.faults) if faults else PPMediator)
 
-    def _forward_over(self) -> None:
+    def _forward_over(self, names: Sequence[str]) -> None:
         self.requests.check_abandoned()
+        running = {name for name in self.requests.requests if not self.link.core.ended(name)}
+        if not self.last and running <= {*names}:
+            self.requests.linger(names)
 
     def _step_over(self) -> None:
         self.link.close_round()

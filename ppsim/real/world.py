@@ -26,7 +26,7 @@ from ppcore.runtime.link import Link
 from ppcore.runtime.transport import Buffer
 from ppcore.saves import Shipment
 from ppsim.cases import Case, Request
-from ppsim.engine import choose, coin
+from ppsim.engine import choose, coin, lingers
 from ppsim.failures import Leak, Liveness
 from ppsim.world import Note, Strategy
 
@@ -244,7 +244,10 @@ class World(Baton):
             self.pause()
 
         new = [arrival(name, self.blocks[name]) for name in step.new]
-        tokens = stage.step(step.parts, new, step.finished, receive=receive, hand_on=hand_on)
+        tokens = stage.step(
+            step.parts, new, step.finished, receive=receive, hand_on=hand_on,
+            lingers=lingers(self.case.batching, stage.link.core.round + 1),
+        )  # fmt: skip
         if stage.last:
             erred = {part.name for part in step.parts if stage.erred(part.name)}
             self.mark(crc32(repr(tokens).encode()))

@@ -18,7 +18,8 @@ from ppsim.cli import main as ppsim
 from ppsim.conform import check, check_files
 from ppsim.conform.records import Finding, read
 from tests.harness.record import column, runs
-from tests.sim.corruptions import KINDS, Records, mixed
+from tests.sim.corrupted_waits import KINDS
+from tests.sim.corruptions import Records, mixed
 
 RUNS = 30
 

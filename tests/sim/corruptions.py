@@ -401,29 +401,6 @@ def done_before_the_last_pull(records: Records, draw: random.Random) -> Records 
     return records
 
 
-@kind
-def wait_against_the_rule(records: Records, draw: random.Random) -> Records | None:
-    """A rank waits for a later stage's value of the turn that is open."""
-    spots: list[tuple[int, int, str]] = []
-    for rank, line in _spots(records, r"pull .* = \d+$"):
-        lines = records[rank]
-        owner, [turn, stage] = json.loads(lines[line][5:].rpartition(" = ")[0])[3:]
-        request = json.loads(lines[line][5:].rpartition(" = ")[0])[0][0][0]
-        quoted = json.dumps(request)
-        turns = sum(text.startswith("open_round") and quoted in text for text in lines[:line])
-        ended = f"end [{quoted}]" in lines[:line]
-        number = lines[line].rpartition(" = ")[2]
-        if owner != rank < stage and turn == turns - 1 and not ended and line + 1 < len(lines):
-            sent = lines[line + 1].startswith("  send")
-            if sent:
-                spots.append((rank, line + 2, number))
-    if not spots:
-        return None
-    rank, line, number = draw.choice(spots)
-    records[rank].insert(line, f"wait [[{number}]]")
-    return records
-
-
 # --- whole files ------------------------------------------------------------------------------
 
 

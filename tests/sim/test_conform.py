@@ -19,7 +19,7 @@ from ppsim.cases import Case
 from ppsim.conform.properties import PROPERTIES
 from ppsim.conform.records import Finding, read
 from ppsim.strategies import RandomWalk
-from tests.sim.corrupted_calls import KINDS
+from tests.sim.corrupted_waits import KINDS
 from tests.sim.corruptions import Records, mixed
 
 
@@ -149,9 +149,9 @@ def test_a_core_that_decides_otherwise_is_told_the_line() -> None:
 
 def test_every_method_that_changes_a_core_is_an_event() -> None:
     asked = {
-        "access", "again", "asked_for", "available", "awaits", "buffered", "call", "clock", "drained", "ended",
-        "held", "home", "knows", "may_block", "may_wait", "pending", "reached", "requests", "turn",
-        "unheard", "waits", "wanted", "workers",
+        "access", "again", "asked_for", "available", "awaits", "between", "buffered", "call", "clock",
+        "drained", "ended", "held", "home", "knows", "may_block", "may_wait", "pending", "reached", "requests",
+        "turn", "unheard", "waits", "wanted", "workers",
     }  # fmt: skip
     public = {name for name in vars(Core) if not name.startswith("_")}
     assert public == asked | EVENTS

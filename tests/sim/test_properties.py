@@ -46,7 +46,7 @@ def test_a_bug_of_its_kind_fails_each_property(mutant: str, name: str, kind: typ
 def test_a_hang_prints_who_waits_for_whom() -> None:
     case = cases.parse(
         "stages 2 columns 1 layers 1 shared 0 batching 0\n"
-        "request A tokens 1\n  a = read L0.out\n  if a\n    save x a\n  b = read logits\n"
+        "request A tokens 2\n  for :\n    a = read L0.out\n    if a\n      save x a\n"
     )
     with mutants.planted(mutants.named("published-after-it-was-asked-for")):
         failures = [world.run(case, RandomWalk(seed)).failure for seed in range(40)]

@@ -85,7 +85,7 @@ def test_where_deletions_end_another_case_that_fails_alike_ends_lower() -> None:
         "stages 2 columns 1 layers 1 shared 0 batching 0\nrequest A tokens 2\n  a = read L0.in\n"
         "  write L1.out a\nblock A tap\n  a = read L0.in\n  if a\n    save x a\n"
     )
-    schedule = [Switch("engine", 0, "f0.0"), *[Switch("f0.0", 31, "f1.0")] * 2]
+    schedule = [Switch("engine", 0, "f0.0"), *[Switch("f0.0", 34, "f1.0")] * 2]
     with mutants.planted(mutants.named("released-but-the-first")):
         _, found = fuzz.record(case, Switches(schedule))
         assert found is not None

@@ -335,6 +335,31 @@ def test_what_may_be_waited_for_does_not_depend_on_whether_it_has_come() -> None
     assert net.cores[0].may_wait([number])
 
 
+def test_behind_its_forward_a_rank_may_wait_for_every_stage_of_the_round_and_for_no_other() -> None:
+    net = Network()
+    net.begin()
+    number = net.pull(0, net.touch(0, B), B)
+    assert not net.cores[0].may_wait([number])
+    net.cores[0].leave_round()
+    assert net.cores[0].may_wait([number])
+    assert not net.cores[0].may_block("r", Available(1, 0))
+    net.open_round("r")
+    assert net.cores[0].may_wait([number])
+    assert not net.cores[0].may_block("r", Available(1, 1)), "it is in its own place again"
+
+
+def test_behind_its_forward_a_rank_answers_what_a_later_stage_visits() -> None:
+    net = Network()
+    net.begin()
+    core = net.cores[0]
+    net.read(0, A, "a")
+    gated = core.access(WORKER, B, 0)
+    assert gated.verdict is Verdict.GATE
+    core.leave_round()
+    assert core.again(gated.key, B, 0).verdict is Verdict.ANSWER
+    assert core.access(WORKER, B, 1).verdict is Verdict.GATE, "the next turn is not open"
+
+
 def test_a_pull_from_the_dead_needs_no_permission() -> None:
     net = Network()
     net.begin()

@@ -27,12 +27,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return stage
 
 
-def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
-    stage: SimpleNamespace,
-) -> None:
+def _worker(did: list[str]) -> Any:
+    """Workers over one of vLLM's, which say what they do."""
     from ppcore.vllm.worker import TracingWorker
-
-    did: list[str] = []
 
     class VLLMWorker:
         vllm_config = SimpleNamespace(kv_transfer_config=None)
@@ -41,22 +38,70 @@ def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
             did.append("receive")
             return "output"
 
+        def sample_tokens(self, grammar_output: Any) -> None:
+            did.append("sample")
+
     class Worker(TracingWorker, VLLMWorker):
         def __init__(self, runner: Any) -> None:
             self.model_runner = runner
+            sends = SimpleNamespace(wait=lambda: did.append("sent"))
+            self._pp_send_work = [sends]
 
+    return Worker
+
+
+def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
+    stage: SimpleNamespace,
+) -> None:
+    did: list[str] = []
+    Worker = _worker(did)
     worker = Worker(SimpleNamespace(begin=lambda step: did.append("begin")))
     assert worker.execute_model(STEP) == "output"
-    assert did == ["begin", "receive"]
+    assert did == ["sent", "begin", "receive"]
     worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
     Worker(object()).execute_model(STEP)
     stage.is_first_rank = True
     worker.execute_model(STEP)
-    assert did[2:] == ["receive"] * 3, "nothing to wait for"
+    assert did[3:] == ["receive"] * 3, "nothing to wait for"
     stage.is_first_rank = False
     worker.vllm_config.kv_transfer_config = object()
     worker.execute_model(STEP)
-    assert did[5:] == ["receive"], "what brings the cache begins the step"
+    assert did[6:] == ["receive"], "what brings the cache begins the step"
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_a_rank_stays_behind_its_forward_once_what_it_handed_on_has_arrived(lingers: bool) -> None:
+    did: list[str] = []
+    runner = SimpleNamespace(lingers=lambda: lingers, linger=lambda: did.append("linger"))
+    _worker(did)(runner).sample_tokens(None)
+    assert did == (["sent", "linger"] if lingers else []) + ["sample"]
+    did.clear()
+    _worker(did)(object()).sample_tokens(None)
+    assert did == ["sample"], "on one stage"
+
+
+@pytest.mark.parametrize(
+    ("last", "ray", "running", "lingers"),
+    [
+        (False, False, 2, True),
+        (True, False, 2, False),
+        (False, True, 2, False),
+        (False, False, 3, False),
+    ],
+    ids=["alone", "last stage", "ray", "another request"],
+)
+def test_a_rank_stays_behind_its_forward_only_where_nobody_else_can_want_it(
+    monkeypatch: pytest.MonkeyPatch, last: bool, ray: bool, running: int, lingers: bool
+) -> None:
+    from ppcore.vllm import runner
+
+    monkeypatch.setattr(runner, "get_pp_group", lambda: SimpleNamespace(is_last_rank=last))
+    rank = SimpleNamespace(
+        parallel_config=SimpleNamespace(use_ray=ray),
+        input_batch=SimpleNamespace(num_reqs=2),
+        requests=dict.fromkeys(range(running)),
+    )
+    assert runner.PipelineRunner.lingers(rank) is lingers
 
 
 @pytest.fixture
