@@ -112,6 +112,16 @@ class StagedRequests:
         if mediator.exception is None and error is not None:
             mediator.abandon(error)
 
+    def waiting(self, names: Iterable[str]) -> list[PPMediator]:
+        """The workers of these requests that are parked for what other stages make, in order."""
+        found = (self.requests.get(name) for name in names)
+        return [
+            mediator
+            for request in found
+            for mediator in (request.workers() if request is not None else ())
+            if mediator.worker is not None and mediator.seat.waits
+        ]
+
     def linger(self, names: Iterable[str]) -> None:
         """Behind this rank's forward, let workers go on with what later stages make of the step.
 
@@ -121,13 +131,7 @@ class StagedRequests:
         Args:
             names: the requests of the step, in its order.
         """
-        found = (self.requests.get(name) for name in names)
-        waiting = [
-            mediator
-            for request in found
-            for mediator in (request.workers() if request is not None else ())
-            if mediator.worker is not None and mediator.seat.waits
-        ]
+        waiting = self.waiting(names)
         if not waiting:
             return
         self.link.leave_round()

@@ -193,7 +193,7 @@ class PipelineRunner:
         return self.on_forward_thread(self._sample_tokens, *args, **kwargs)
 
     def lingers(self) -> bool:
-        """Whether no request but those of the last step can want this rank before the later stages are through.
+        """Whether blocks wait for later stages, before which no other request can want this rank.
 
         Ray's executor hands on what a step returns, and so only after it.
         """
@@ -201,6 +201,7 @@ class PipelineRunner:
         return (
             not (get_pp_group().is_last_rank or self.parallel_config.use_ray)
             and batch.num_reqs == len(self.requests)  # type: ignore[attr-defined]
+            and bool(self.nnsight_requests.waiting(batch.req_ids))
         )
 
     def linger(self) -> None:

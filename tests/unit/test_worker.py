@@ -81,24 +81,31 @@ def test_a_rank_stays_behind_its_forward_once_what_it_handed_on_has_arrived(ling
 
 
 @pytest.mark.parametrize(
-    ("last", "ray", "running", "lingers"),
+    ("last", "ray", "running", "parked", "lingers"),
     [
-        (False, False, 2, True),
-        (True, False, 2, False),
-        (False, True, 2, False),
-        (False, False, 3, False),
+        (False, False, 2, True, True),
+        (True, False, 2, True, False),
+        (False, True, 2, True, False),
+        (False, False, 3, True, False),
+        (False, False, 2, False, False),
     ],
-    ids=["alone", "last stage", "ray", "another request"],
+    ids=["alone", "last stage", "ray", "another request", "nobody waits"],
 )
 def test_a_rank_stays_behind_its_forward_only_where_nobody_else_can_want_it(
-    monkeypatch: pytest.MonkeyPatch, last: bool, ray: bool, running: int, lingers: bool
+    monkeypatch: pytest.MonkeyPatch,
+    last: bool,
+    ray: bool,
+    running: int,
+    parked: bool,
+    lingers: bool,
 ) -> None:
     from ppcore.vllm import runner
 
     monkeypatch.setattr(runner, "get_pp_group", lambda: SimpleNamespace(is_last_rank=last))
     rank = SimpleNamespace(
         parallel_config=SimpleNamespace(use_ray=ray),
-        input_batch=SimpleNamespace(num_reqs=2),
+        input_batch=SimpleNamespace(num_reqs=2, req_ids=["a", "b"]),
+        nnsight_requests=SimpleNamespace(waiting=lambda names: ["worker"] * parked),
         requests=dict.fromkeys(range(running)),
     )
     assert runner.PipelineRunner.lingers(rank) is lingers
