@@ -89,6 +89,7 @@ class Link:
         self._abandoned: dict[Worker, Abandoned] = {}
         # Bases that no lazy needs, put here by destructors on any thread.
         self._forgotten: deque[tuple[int, Key, list[int]]] = deque()
+        self._closed = False
         # Pull number -> when it was asked for.
         self._since: dict[int, float] = {}
         if transport is not None:
@@ -99,6 +100,8 @@ class Link:
     def _do(self, decide: Callable[[], Iterable[Effect]]) -> None:
         """Have the core decide, and carry out what it says."""
         with self._changed:
+            if self._closed:
+                return  # what peers still say, while both leave, is nothing to a rank that has left
             slow = self._carry_out(decide())
             self._changed.notify_all()
         if slow:
@@ -471,6 +474,7 @@ class Link:
     def close(self) -> None:
         """Leave the column."""
         with self._changed:
+            self._closed = True
             self.core.close()
         if self.watchdog is not None:
             self.watchdog.close()

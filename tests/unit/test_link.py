@@ -9,7 +9,7 @@ import torch
 
 from ppcore.core import Available, Core
 from ppcore.errors import Unreachable
-from ppcore.messages import Key, Never, Probe, Pull, Reply, Worker, parse, spell
+from ppcore.messages import Done, Key, Never, Probe, Pull, Reply, Worker, parse, spell
 from ppcore.runtime import codec, expression
 from ppcore.runtime.link import Link
 from ppcore.schedule import Schedule
@@ -147,3 +147,11 @@ def test_an_error_elsewhere_ends_a_worker_when_it_has_got_as_far(link: Link) -> 
     link.end(WORKER.request)
     assert link.abandoned(WORKER) == {"text": "boom"}
     assert link.abandoned(Worker("other"), at_once=True) is None
+
+
+def test_a_rank_that_has_left_hears_nothing_more(link: Link) -> None:
+    link.close()
+    link._on_death(1, "it left")
+    link._on_frame(2, spell(Done(WORKER.request)), memoryview(b""))
+    assert link.core.dead == set()
+    assert link.core._requests[WORKER.request].done == set()
