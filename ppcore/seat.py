@@ -79,8 +79,12 @@ class Seat:
     @property
     def waits(self) -> bool:
         """Whether the worker is parked for a turn, or for what a later stage makes."""
+        return bool(self.pulls) or self._gated() is not None
+
+    def _gated(self) -> tuple[str, int] | None:
+        """What the worker is parked on until a turn opens, with its occurrence; None if on nothing."""
         gated = self.decision is not None and self.decision.verdict is GATE
-        return bool(self.pulls) or (self.held is not None and gated)
+        return self.held if gated else None
 
     def take(self) -> tuple[int, ...]:
         """The pulls that the worker waited for; it goes on now."""
@@ -91,9 +95,10 @@ class Seat:
         """A turn of the worker's request has opened here, or the request has ended."""
         if self.pulls:
             return WAIT if self.core.may_wait(self.pulls) else STAY
-        if self.held is None or self.decision is None or self.decision.verdict is not GATE:
+        gated = self._gated()
+        if gated is None or self.decision is None:
             return STAY
-        again = self.core.again(self.decision.key, *self.held)
+        again = self.core.again(self.decision.key, *gated)
         if again.verdict is GATE:
             return STAY
         self.decision = again

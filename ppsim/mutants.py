@@ -163,7 +163,7 @@ CATALOGUE: tuple[Mutant, ...] = (
           "return WAIT if self.core.may_wait(self.pulls) else STAY", "return WAIT"),
     _seat("never-woken", "go_on", "WAIT if self.core.may_wait(self.pulls) else STAY", "STAY"),
     _seat("gate-never-opens", "go_on", "return RETRY", "return STAY"),
-    _seat("never-is-retried", "go_on", "self.decision.verdict is not GATE", "False"),
+    _seat("never-is-retried", "_gated", "self.decision.verdict is GATE", "True"),
     _seat("old-decision-after-the-gate", "go_on", "self.decision = again", "pass"),
     # --- calls
     _core("call-with-the-arguments-of-its-home", "call",
