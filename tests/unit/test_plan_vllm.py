@@ -144,13 +144,19 @@ def parameters(folder: Path, stages: int, columns: int) -> list[int]:
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models.transformers.base import Base
 
     settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 64}
     config = EngineArgs(model=str(folder), skip_tokenizer_init=True, **settings)
     engine = config.create_engine_config()
     counts = []
     for stage in range(stages):
-        with rank(stage, stages, columns), set_current_vllm_config(engine):
+        with (
+            rank(stage, stages, columns),
+            set_current_vllm_config(engine),
+            # it would change the class in Transformers' own module, for the rest of the process
+            mock.patch.object(Base, "_decorate_for_torch_compile"),
+        ):
             model = initialize_model(vllm_config=engine)
             counts.append(sum(parameter.numel() for parameter in model.parameters()))
     return counts
