@@ -336,6 +336,18 @@ class Core:
         """Whether a turn's forward visits ``location`` on any stage."""
         return location in self.schedule
 
+    def occurrence(self, request: str, location: str, visited: int) -> int | None:
+        """Which occurrence of ``location`` this stage's next visit of it is, to ``request``.
+
+        Args:
+            visited: how often this stage has visited it in the request's open turn.
+
+        Returns:
+            The number, from 0; None where no stage's forward visits the location.
+        """
+        turn = self.turn(request)
+        return self.schedule.local_occurrence(location, self.stage, turn, visited)
+
     def access(self, worker: Worker, location: str, occurrence: int) -> Decision:
         """Name and place the worker's next access, and say what becomes of it.
 

@@ -6,6 +6,8 @@ The symptom page of the documentation is keyed by these classes.
 
 from __future__ import annotations
 
+import builtins
+
 
 class PPError(Exception):
     """Anything that this package raises on purpose."""
@@ -50,3 +52,18 @@ class DeadlineExceeded(PeerError):
 
 class SetupError(PPError):
     """The environment or the engine's settings do not allow pipeline-parallel tracing."""
+
+
+def refusal(reason: str) -> Exception:
+    """The error of a pull that was refused, from what the core was told: ``kind: text``.
+
+    What evaluating raised on the owner (``failed``) is what it would have raised here. Only Python's own
+    exceptions keep their type; torch raises no others.
+    """
+    kind, _, text = reason.partition(": ")
+    if kind == "failed":
+        name, _, message = text.partition(": ")
+        raised = getattr(builtins, name, None)
+        if isinstance(raised, type) and issubclass(raised, Exception):
+            return raised(message)
+    return {"diverged": Diverged, "died": PeerDied}.get(kind, Unreachable)(text)

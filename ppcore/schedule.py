@@ -182,14 +182,17 @@ class Schedule:
         turn, index = place
         return turn * len(indices) + bisect_left(indices, index)
 
-    def local_occurrence(self, location: str, stage: int, turn: int, visited: int) -> int:
+    def local_occurrence(self, location: str, stage: int, turn: int, visited: int) -> int | None:
         """Which occurrence the ``visited``-th visit (from 0) of ``location`` on ``stage`` is.
 
-        ``turn`` is the request's turn, ``visited`` this stage's own count within that turn.
+        ``turn`` is the request's turn, ``visited`` this stage's own count within that turn. None where no
+        stage's forward visits the location.
         """
         counts = self._counts.get((location, stage))
         if counts is None:
-            slots = self._slots(location) or ()
+            slots = self._slots(location)
+            if slots is None:
+                return None
             below = sum(1 for slot in slots if slot.stage < stage)
             counts = self._counts[location, stage] = (len(slots), below)
         return turn * counts[0] + counts[1] + visited

@@ -283,8 +283,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     # --- the real runtime
     Mutant("done-again-brings-a-request-back", "ppcore.core:Core.say_done",
            "state = self._requests.get(request)", "state = self._request(request)", "real"),
-    _real("published-without-a-copy", "link:Link._keep", "return tensor.detach().clone()",
-          "return tensor.detach()"),
+    _real("published-without-a-copy", "link:Link._keep", "return tensor.clone()",
+          "return tensor"),
     _real("second-read-is-the-same-object", "mediator:_again", "return tensor.view(tensor.shape)",
           "return tensor"),
     _real("write-forgotten-by-a-later-read", "mediator:PPMediator._answer",

@@ -258,9 +258,9 @@ class Seated(Frame):
     def _at(self, location: str) -> int:
         """Which occurrence the visit that this rank's forward is at, or comes to next, is."""
         link = self.link
-        core = link.core
-        turn, visited = core.turn(self.worker.request), link.visited.get(location, 0)
-        return core.schedule.local_occurrence(location, core.stage, turn, visited)
+        found = link.core.occurrence(self.worker.request, location, link.visited.get(location, 0))
+        assert found is not None
+        return found
 
     def _answer(self, access: Access) -> Box | None:
         """What the worker is sent for an access that another stage serves."""

@@ -33,7 +33,7 @@ from torch.overrides import _len_torch_function_stack
 from ..core import Available
 from ..errors import BlockError
 from ..messages import Key
-from . import expression, ops, threadstate
+from . import expression, metas, ops, threadstate
 
 _sequence = itertools.count()
 _NO_FUNCTION = torch._C.DisableTorchFunctionSubclass
@@ -108,10 +108,16 @@ class Family:
         self.real = False
         # Not yet executed.
         self.mutations: list[Node] = []
-        # Unexecuted nodes that read this memory into memory of their own.
-        self.readers: weakref.WeakSet[Node] = weakref.WeakSet()
+        # Unexecuted nodes that read this memory into memory of their own; made for the first one.
+        self.readers: weakref.WeakSet[Node] | tuple[()] = ()
         # Nodes in this memory.
         self.members: weakref.WeakSet[Node] = weakref.WeakSet()
+
+    def is_read_by(self, node: Node) -> None:
+        """``node`` will read this memory."""
+        if not self.readers:
+            self.readers = weakref.WeakSet()
+        self.readers.add(node)
 
 
 class Node:
@@ -295,7 +301,7 @@ def leaf(
 ) -> LazyTensor:
     """The lazy for one tensor of a remote access."""
     with _NO_FUNCTION():
-        meta = torch.empty(shape, dtype=dtype, device="meta")
+        meta = torch.empty(shape, dtype=dtype, device=metas.META)
     node = Node(meta, device, Family(meta, base.fixed))
     node.base, node.leaf = base, path
     return LazyTensor.of(node)
@@ -320,6 +326,10 @@ def _needs_grad(value: Any) -> bool:
     return any(found)
 
 
+#: Leaves that are common among arguments.
+_ATOMS = frozenset((bool, int, float, str, type(None), torch.dtype))
+
+
 def _find(part: Any, found: list[LazyTensor]) -> None:
     # Not a closure that calls itself: the cycle would keep the lazies from being released.
     if isinstance(part, LazyTensor):
@@ -340,6 +350,8 @@ def map_tensors(
     """``value`` with each tensor replaced by ``function(path, tensor)``; containers are rebuilt."""
     if isinstance(value, torch.Tensor):
         return function(path, value)
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, (tuple, list)):
         items = [map_tensors(item, function, (*path, i)) for i, item in enumerate(value)]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -500,13 +512,17 @@ def _same_device(asked: torch.device, held: torch.device) -> bool:
 def _on_meta(function: Any, args: tuple, kwargs: dict) -> Any:
     """The result's shapes: ``function`` on meta tensors."""
 
+    inputs: list[torch.Tensor] = []
+
     def to_meta(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, LazyTensor):
-            node = tensor.node
-            return node.value.to("meta") if node.executed else node.meta
-        return tensor.to("meta")
+        inputs.append(_plain(tensor).to("meta"))
+        return inputs[-1]
 
     with _NO_FUNCTION():
+        call = metas.key(function, args, kwargs, _plain)
+        found = metas.recall(call)
+        if found is not None:
+            return found
         args, kwargs = map_tensors((args, kwargs), to_meta)
         if function is torch.Tensor.to:
             args = tuple(
@@ -515,7 +531,16 @@ def _on_meta(function: Any, args: tuple, kwargs: dict) -> Any:
             )
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": "meta"}
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        metas.remember(call, result, inputs)
+        return result
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same layout that is no lazy."""
+    if isinstance(tensor, LazyTensor):
+        return tensor.node.value if tensor.node.executed else tensor.node.meta
+    return tensor
 
 
 def _target_device(
@@ -575,7 +600,7 @@ def _describe(
     node.inputs = list(dict.fromkeys(lazy.node for lazy in involved if is_lazy(lazy)))
     for source in node.inputs:
         if source.family is not None and source.family not in (node.family, node.target):
-            source.family.readers.add(node)
+            source.family.is_read_by(node)
 
 
 def _snapshot(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
@@ -859,7 +884,8 @@ def _detach(node: Node, here: list[Node]) -> None:
             copied = Node(source.meta, source.device, None)
             copied.settle(source.value.clone())
             kept[source] = copied
-            family.readers.discard(node)
+            if family.readers:
+                family.readers.discard(node)
 
     def keep(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
         found = kept.get(tensor.node) if isinstance(tensor, LazyTensor) else None

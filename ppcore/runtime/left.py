@@ -7,8 +7,6 @@ What the worker then does to the visit's value comes too late, and has to be an 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,29 +20,20 @@ class Left:
     """What a worker holds of a visit that the forward left, if it holds any."""
 
     def __init__(self) -> None:
-        # The visit at which the forward serves the worker now, and that which it has left: the place,
-        # the location and the value.
-        self._serves: tuple[Place, str, Any] | None = None
+        #: The visit at which the forward serves the worker now: the place, the location and the value.
+        self.serves: tuple[Place, str, Any] | None = None
+        # The one that it has left.
         self._left: tuple[Place, str, Any] | None = None
         # The value as it was when the worker went on.
         self._before: list[torch.Tensor] = []
 
-    @contextlib.contextmanager
-    def serving(self, place: Place, location: str, value: Any) -> Iterator[None]:
-        """The forward serves the worker ``value`` meanwhile."""
-        self._serves = place, location, value
-        try:
-            yield
-        finally:
-            self._serves = None
-
     def parks(self) -> None:
         """The worker parks for a value: where it is served now the forward goes on without it."""
-        self._left = self._serves or self._left
+        self._left = self.serves or self._left
 
-    def resumes(self, clock: Callable[[], Place]) -> None:
+    def resumes(self, clock: Place) -> None:
         """The worker goes on. Where its clock is past the visit it may do what it likes."""
-        if self._left is not None and self._left[0] != clock():
+        if self._left is not None and self._left[0] != clock:
             self._left = None
         if self._left is not None:
             self._before = [tensor.clone() for tensor in _tensors(self._left[2])]

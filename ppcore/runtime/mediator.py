@@ -117,23 +117,23 @@ class PPMediator(Mediator):
 
     def occurrence(self, location: str) -> int:
         """Which occurrence of ``location`` the visit that this rank's forward is at would be."""
-        core = self.link.core
-        if not core.knows(location):
-            return super().occurrence(location)
+        found = self._at(location)
+        return super().occurrence(location) if found is None else found
+
+    def _at(self, location: str) -> int | None:
+        """The same; None where no stage's forward visits the location."""
         interleaver: PPInterleaver = self.interleaver
-        return core.schedule.local_occurrence(
-            location,
-            core.stage,
-            core.turn(self.worker_id.request),
-            interleaver.visited(location),
-        )
+        visited = interleaver.visited(location)
+        return self.link.core.occurrence(self.worker_id.request, location, visited)
 
     def switch(self, *args: Any) -> Any:
         return self._settle(self._resume(*args))
 
     def _resume(self, *args: Any) -> Any:
-        self._left.resumes(lambda: self.link.core.clock(self.worker_id))
-        frame = self._left.watched and tracebacks.blocks_frame(self.worker)
+        frame = None
+        if self._left.watched:
+            self._left.resumes(self.link.core.clock(self.worker_id))
+            frame = tracebacks.blocks_frame(self.worker)
         self._enter()
         try:
             pending = super().switch(*args)
@@ -142,8 +142,8 @@ class PPMediator(Mediator):
             raise
         finally:
             self._leave()
-        if self._left.edited():
-            pending = self._end_late(self._left.error(self.link.core.stage), frame or None)
+        if self._left.watched and self._left.edited():
+            pending = self._end_late(self._left.error(self.link.core.stage), frame)
         if not self.alive:
             self.link.finish(self.worker_id)
         return pending
@@ -203,15 +203,18 @@ class PPMediator(Mediator):
             assert decision is not None
             scheduled = link.core.knows(provider)
             if scheduled or provider in REPLICATED:
-                with link._changed:
+                with link._lock:
                     link.core.served(worker, decision.place)
                 self._seen = {}
             if pending.event is Event.VALUE:
                 served = batcher.narrow(value, self.batch_group)
                 if scheduled:
                     link.publish(decision.key, provider, served)
-                with self._left.serving(decision.place, provider, served):
+                self._left.serves = decision.place, provider, served
+                try:
                     self.pending = self.switch(served)
+                finally:
+                    self._left.serves = None
             else:
                 given = lazy.resolve(pending.value)
                 if pending.event is Event.SWAP:
@@ -255,7 +258,7 @@ class PPMediator(Mediator):
             if pending.event is Event.BARRIER:
                 return pending
             passed = self._passed(pending)
-            with self.link._changed:
+            with self.link._lock:
                 verdict = self.seat.ask(pending.provider, pending.iteration, passed=passed)
             parked, pending = self._apply(verdict, pending)
             if parked is not None:
@@ -276,11 +279,8 @@ class PPMediator(Mediator):
 
     def _passed(self, pending: Pending) -> bool:
         """Whether this rank's forward is beyond the visit that the worker wants."""
-        core = self.link.core
-        location = pending.provider
-        if not core.knows(location):
-            return False
-        return self.occurrence(location) > pending.iteration
+        at = self._at(pending.provider)
+        return at is not None and at > pending.iteration
 
     def _answer(self, pending: Pending, decision: Decision) -> tuple[Pending | None, Any]:
         # nnsight takes it from this that a block has touched a value, and cannot open a cache any more.
@@ -317,7 +317,7 @@ class PPMediator(Mediator):
             return self._fetch(base, slot)
         value = template.lazies(base, self._rows[decision.place.turn], self.link.device)
         self._seen[slot] = value
-        return None, self._resume(_again(value))
+        return None, self._resume(value if _unchanging(value) else _again(value))
 
     def _fetch(self, base: Base, slot: Any) -> tuple[Pending | None, Any]:
         """Read a location of unknown structure: bring it whole.
@@ -474,6 +474,13 @@ def _check_dtype(location: str, given: Any, value: Any) -> None:
                 f"{location!r} is {value.dtype}, and its replacement {given.dtype}: convert it with "
                 f".to({value.dtype})"
             )
+
+
+def _unchanging(value: Any) -> bool:
+    """Whether a block cannot change what holds the tensors of a value."""
+    if isinstance(value, tuple):
+        return all(map(_unchanging, value))
+    return not isinstance(value, (list, dict))
 
 
 def _again(value: Any) -> Any:

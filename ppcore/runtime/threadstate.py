@@ -29,6 +29,8 @@ from torch.autograd import forward_ad
 from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _device, _python_dispatch
 
+from ..schedule import made
+
 _C = torch._C
 _autograd = _C._autograd
 _functorch = _C._functorch
@@ -51,22 +53,25 @@ class State(NamedTuple):
 #: Where `torch.set_default_device` keeps what it has entered.
 _DEFAULT_DEVICE = torch._GLOBAL_DEVICE_CONTEXT
 
-#: Device types whose autocast state is kept apart.
-_AUTOCAST = ("cpu", "cuda")
-
-
 def capture() -> State:
-    """This thread's state now."""
-    return State(
-        _C.is_grad_enabled(),
-        _C.is_inference_mode_enabled(),
-        _autocast(),
-        _function_modes(),
-        _dispatch_modes(),
-        _HOOKS.all(),
-        _hooks_refused(),
-        _TRANSFORMS.all(),
-        (_device.CURRENT_DEVICE, _DEFAULT_DEVICE.__dict__.get("device_context")),
+    """This thread's state now.
+
+    Twice for each turn that a worker has: a stack is looked into only where something is on it.
+    """
+    functions, dispatches = _len_torch_function_stack(), _C._len_torch_dispatch_stack()
+    return made(
+        State,
+        (
+            _C.is_grad_enabled(),
+            _C.is_inference_mode_enabled(),
+            _autocast(),
+            tuple(map(_C._get_function_stack_at, range(functions))) if functions else (),
+            tuple(map(_C._get_dispatch_stack_at, range(dispatches))) if dispatches else (),
+            _HOOKS.all() if _autograd._top_saved_tensors_default_hooks(True) is not None else (),
+            None if _autograd._saved_tensors_hooks_is_enabled() else _hooks_refused(),
+            _TRANSFORMS.all() if _functorch.peek_interpreter_stack() is not None else (),
+            (_device.CURRENT_DEVICE, _DEFAULT_DEVICE.__dict__.get("device_context")),
+        ),
     )
 
 
@@ -85,23 +90,11 @@ def keep_inferring() -> None:
 
 
 def _autocast() -> tuple:
+    enabled, dtype = _C.is_autocast_enabled, _C.get_autocast_dtype
     return (
-        tuple(
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in _AUTOCAST
-        ),
-        torch.is_autocast_cache_enabled(),
+        (("cpu", enabled("cpu"), dtype("cpu")), ("cuda", enabled("cuda"), dtype("cuda"))),
+        _C.is_autocast_cache_enabled(),
     )
-
-
-def _function_modes() -> tuple:
-    count = _len_torch_function_stack()
-    return tuple(_C._get_function_stack_at(i) for i in range(count)) if count else ()
-
-
-def _dispatch_modes() -> tuple:
-    count = _C._len_torch_dispatch_stack()
-    return tuple(_C._get_dispatch_stack_at(i) for i in range(count)) if count else ()
 
 
 class _Stack:
@@ -132,8 +125,6 @@ class _Stack:
 
     def all(self) -> tuple:
         """All that is on it, the innermost last."""
-        if self._top() is None:
-            return ()
         found = self.take()
         self.put(found)
         return found
@@ -161,10 +152,8 @@ _TRANSFORMS = _Stack(
 )
 
 
-def _hooks_refused() -> str | None:
-    """What torch says to who sets hooks of saved tensors; None where it lets them."""
-    if _autograd._saved_tensors_hooks_is_enabled():
-        return None
+def _hooks_refused() -> str:
+    """What torch says to who sets hooks of saved tensors, where it does not let them."""
     return _autograd._saved_tensors_hooks_get_disabled_error_message()
 
 

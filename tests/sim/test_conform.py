@@ -150,8 +150,8 @@ def test_a_core_that_decides_otherwise_is_told_the_line() -> None:
 def test_every_method_that_changes_a_core_is_an_event() -> None:
     asked = {
         "access", "again", "asked_for", "available", "awaits", "between", "buffered", "call", "clock",
-        "drained", "ended", "held", "home", "knows", "may_block", "may_wait", "pending", "reached", "requests",
-        "turn", "unheard", "waits", "wanted", "workers",
+        "drained", "ended", "held", "home", "knows", "may_block", "may_wait", "occurrence", "pending",
+        "reached", "requests", "turn", "unheard", "waits", "wanted", "workers",
     }  # fmt: skip
     public = {name for name in vars(Core) if not name.startswith("_")}
     assert public == asked | EVENTS
