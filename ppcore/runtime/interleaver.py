@@ -260,6 +260,16 @@ class PPInterleaver(Interleaver):
 
     def handle(self, provider: str, value: Any) -> Any:
         recording = self.recording
+        if (
+            provider not in self.parked
+            and provider not in self.observers
+            and recording is None
+            and not self.bystanders
+        ):
+            # Most visits: nobody waits. nnsight would do the same, after what it asks for others' sake.
+            if provider not in self.foreign:
+                self.counts[provider] = self.counts.get(provider, 0) + 1
+            return value
         if recording is not None:
             recording.visit(provider, value)
             return value

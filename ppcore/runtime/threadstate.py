@@ -53,6 +53,7 @@ class State(NamedTuple):
 #: Where `torch.set_default_device` keeps what it has entered.
 _DEFAULT_DEVICE = torch._GLOBAL_DEVICE_CONTEXT
 
+
 def capture() -> State:
     """This thread's state now.
 

@@ -102,7 +102,9 @@ def test_whatever_decides_of_the_result_is_in_the_key(monkeypatch: pytest.Monkey
 
 def test_what_cannot_be_told_apart_has_no_key() -> None:
     class Mode(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return func(*args, **(kwargs or {}))
 
     x = made()
