@@ -365,10 +365,10 @@ class Core:
         return self._decide(self._worker(key.worker), key, location, occurrence)
 
     def _decide(self, state: _Worker, key: Key, location: str, occurrence: int) -> Decision:
-        if location in REPLICATED:
-            return Decision(LOCAL, key, Place(END, BEFORE), self.stage)
         found = self.schedule.visit(location, occurrence)
         if found is None:
+            if location in REPLICATED:
+                return Decision(LOCAL, key, Place(END, BEFORE), self.stage)
             # No forward visits it. Where the module is real the worker waits as it would on one
             # rank, in vain; elsewhere it must not run on either.
             home = self.home(location.rpartition(".")[0])
