@@ -1,4 +1,4 @@
-"""``python -m bench [core | accesses | untraced | pulls | traces | timeline] [--json FILE]``: one, or all.
+"""``python -m bench [core | accesses | untraced | pulls | deaths | traces | steps | timeline]``: one, or all.
 
 All results are ratios within one run. The pulls come before the traces, since a round trip over the direct
 transport bounds what a step of some traces may cost. ``--page FILE`` measures nothing: it makes the
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["core", "accesses", "untraced", "pulls", "traces", "timeline"],
+        choices="core accesses untraced pulls deaths traces steps timeline".split(),
     )
     parser.add_argument(
         "--json", type=Path, help="also put the results here, beside those of other benchmarks"
@@ -86,6 +86,10 @@ def main() -> None:
         from . import pulls
 
         print(pulls.table(measured("pulls", pulls.run())))
+    if args.what in (None, "deaths"):
+        from . import deaths
+
+        print(deaths.table(measured("deaths", deaths.run())))
     if args.what in (None, "traces"):
         from . import plot, traces, workloads
 
@@ -105,6 +109,10 @@ def main() -> None:
         print(traces.table(measured("traces", found)))
         if args.plot:
             plot.draw(found["cells"], args.plot)
+    if args.what in (None, "steps"):
+        from . import steps
+
+        print(steps.table(measured("steps", steps.run())))
     if args.what in (None, "timeline"):
         from . import timeline
 

@@ -62,8 +62,16 @@ def _bounds(result: dict[str, Any]) -> list[str]:
             f"a pull of {_size(found['bytes'])}, {found['way']} to bare {_bare(found['against'])}"
         )
         rows.append((what, found["ratio"], found["at_most"]))
+    deaths = result.get("deaths", {})
+    for cell in deaths.get("cells", ()):
+        rows.append((f"a peer's death, {cell['way']}, ms", cell["longest_ms"], deaths["at_most"]))
     for found in result.get("traces", {}).get("bounds", ()):
         rows.append((f"`{found['name']}`: {found['what']}", found["found"], found["at_most"]))
+    steps = result.get("steps", {})
+    for name, what in (("growth", "time a step"), ("memory", "memory")) if steps else ():
+        rows.append(
+            (f"{steps['steps']} steps, {what}: end to begin", steps[name], steps["at_most"])
+        )
     return pages.table(
         ["bound", "found", "at most", ""],
         [
@@ -170,6 +178,31 @@ def _traces(part: dict[str, Any]) -> list[str]:
     ]
 
 
+def _deaths(part: dict[str, Any]) -> list[str]:
+    rows = [[c["way"], _figure(c["median_ms"]), _figure(c["longest_ms"])] for c in part["cells"]]
+    return [
+        _said(part, "From a rank's SIGKILL until its peer knows, milliseconds"),
+        "",
+        *pages.table(["transport", "median", "longest"], rows),
+    ]
+
+
+def _steps(part: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            str(cell["stages"]),
+            _figure(cell["first"]),
+            _figure(cell["last"]),
+            f"{cell['growth']:.3f}",
+            " to ".join(f"{size:.0f}" for size in cell["resident"]),
+        ]
+        for cell in part["cells"]
+    ]
+    what = f"The logits of {part['steps']} steps, looked at: milliseconds a step, MiB of all ranks"
+    heads = ["stages", "first steps", "last steps", "growth", "memory, short trace to long"]
+    return [_said(part, what), "", *pages.table(heads, rows)]
+
+
 def _timeline(part: dict[str, Any]) -> list[str]:
     rows = [
         [
@@ -192,6 +225,8 @@ _PARTS = {
     "accesses": _accesses,
     "untraced": _untraced,
     "pulls": _pulls,
+    "deaths": _deaths,
     "traces": _traces,
+    "steps": _steps,
     "timeline": _timeline,
 }

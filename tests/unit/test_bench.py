@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import MODEL, PROMPT, accesses, core, page, plot, timeline, traces, turns
+from bench import MODEL, PROMPT, accesses, core, deaths, page, plot, steps, timeline, traces, turns
 from bench import __main__ as main
 from bench.workloads import WORKLOADS
 from ppsim import workloads
@@ -97,6 +97,25 @@ def test_what_is_measured_so_far_is_told(monkeypatch):
     assert [len(part["cells"]) for part in told] == [2, 4]
     assert told[-1] == result
     assert set(result["call_ms"]) == {"1", "2"}
+
+
+def test_growth_is_that_of_one_stage_and_more():
+    seen = [0.0, *(0.010 * n for n in range(1, 101)), *(1.0 + 0.012 * n for n in range(1, 101))]
+    assert steps.ends(seen) == pytest.approx((10, 12))
+    took = {1: [(10.0, 11.0)] * 3, 2: [(20.0, 33.0), (20.0, 24.2), (10.0, 12.1)]}
+    found = steps.summary(took, {1: 2**20, 2: 2**20}, {1: 2**20, 2: 2**21})
+    assert [cell["growth"] for cell in found["cells"]] == pytest.approx([1.1, 1.21])
+    assert (found["growth"], found["memory"]) == pytest.approx((1.1, 2.0))
+    assert steps.table(found).count("OVER") == 2
+
+
+def test_a_death_is_judged_by_the_longest(monkeypatch):
+    took = iter([0.01, 0.02, 0.3, 0.01, 0.01, 0.01])
+    monkeypatch.setattr(deaths, "_once", lambda kind: next(took))
+    found = deaths.run(repetitions=3)
+    assert [cell["median_ms"] for cell in found["cells"]] == [20.0, 10.0]
+    direct, gloo = deaths.table(found).splitlines()[1:]
+    assert "OVER" in direct and "OVER" not in gloo
 
 
 class Started(Engine):
