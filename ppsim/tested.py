@@ -182,7 +182,7 @@ TESTED: tuple[Mutant, ...] = (
     _unit("a-force-runs-in-what-the-block-holds-open", "runtime.lazy:materialize",
           "threadstate.apart()", "threadstate.contextlib.nullcontext()", "lazy_contexts",
           "a_context_around_a_force_is_none_of_the_recorded_operations"),
-    _unit("a-peer-is-answered-in-what-the-block-holds-open", "runtime.link:Link._do", ", apart()", "",
+    _unit("a-peer-is-answered-in-what-the-block-holds-open", "runtime.link:Link._answer_all", ", apart()", "",
           "calls", "what_a_peer_waits_for_is_made_outside_of_the_blocks_autocast"),
     _held("gradients-pass-a-lazy-by", "lazy:record",
           "or (torch.is_grad_enabled() and _needs_grad((args, kwargs)))", ""),

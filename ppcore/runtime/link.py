@@ -365,6 +365,8 @@ class Link:
                 return
         kept, size = self.kept(value)
         with self._lock:  # nobody here waits for what this rank publishes
+            if self._closed:
+                return
             slow = self._carry_out(self.core.publish(key, location, kept, size))
         self._answer_all(slow)
 
