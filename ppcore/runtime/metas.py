@@ -48,8 +48,8 @@ def key(
     Args:
         tensor: the plain tensor of the same layout as one among the arguments.
     """
-    if _len_torch_function_stack():
-        return None  # a mode sees what the operation does on meta tensors, and may change it
+    if _len_torch_function_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return None  # a mode may change what the operation does, and a transform hides dimensions
     try:
         found = (
             function,

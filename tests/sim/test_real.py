@@ -191,23 +191,31 @@ def test_a_rank_that_asks_for_what_another_never_read_is_told(seed: int) -> None
     assert error is not None and error.kind == "Diverged"
 
 
+#: Filled by the block of the test below.
+CONSEQUENCES: list[str] = []
+
+
 def test_an_error_that_another_ranks_explains_is_not_the_cause() -> None:
     # That a value never comes is no stage's own error anyway; what the want of it led to would be.
     text = (
         "import threading\n"
         "from ppcore.errors import DeadlineExceeded\n"
+        "from tests.sim.test_real import CONSEQUENCES\n"
         "if threading.current_thread().name.startswith('f1'):\n"
         "    raise ValueError('the cause')\n"
         "try:\n"
         "    bool(model.model.layers[1].output[0].sum())\n"
         "except Exception:\n"
+        "    CONSEQUENCES.append('met')\n"
         "    raise DeadlineExceeded('the consequence') from None\n"
     )
-    for seed in range(6):  # in two of them the first stage gets to the consequence
+    CONSEQUENCES.clear()
+    for seed in range(60):
         done = of_text(text, seed)
         assert done.failure is None
         error = done.outcomes["A"].error
         assert error is not None and error.text == "the cause", seed
+    assert CONSEQUENCES, "in none of the schedules does the first stage get to the consequence"
 
 
 def test_a_lost_message_is_a_hang_with_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
