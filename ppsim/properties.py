@@ -111,6 +111,8 @@ class Properties:
 
     def takes(self, link: Link, numbers: list[int]) -> None:
         """``ripe``: the forward of a rank goes on with the answers to these pulls."""
+        if link.core.dead:
+            return  # nothing better can come, and the engine ends
         for number in numbers:
             if number in link.landed and not self._smaller(link, number):
                 request, when = link.origins[number]
