@@ -7,18 +7,18 @@ Two processes are the ranks of a column of two stages, connected and idle. One o
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 import tempfile
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from ppcore.runtime.transport import connect
+
+from .pulls import join
 
 KINDS = ("direct", "gloo")
 #: Seconds.
@@ -75,15 +75,7 @@ def _once(kind: str) -> float:
 
 
 def _rank(stage: int, kind: str, store: str, report: Any) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[stage % len(cores)]})
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=stage,
-        world_size=2,
-        timeout=timedelta(seconds=120),
-    )
+    join(stage, store)
     transport = connect([[0, 1]], kind)
     known = threading.Event()
     when: list[float] = []

@@ -128,7 +128,8 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 # --- what both ranks do ---------------------------------------------------------------------------
 
 
-def _join(stage: int, store: str) -> None:
+def join(stage: int, store: str) -> None:
+    """This process is a rank of two, on a core of its own, in a group that meets at the file ``store``."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[stage % len(cores)]})
     torch.set_num_threads(1)
@@ -166,7 +167,7 @@ class _Rank:
 
 
 def _owner(store: str, unix: socket.socket, tcp: socket.socket) -> None:
-    _join(0, store)
+    join(0, store)
     source = torch.ones(max(LARGE), dtype=torch.uint8)
     out, back = (dist.new_group([0, 1], backend="gloo") for _ in range(2))
     ranks = {kind: _Rank(0, found) for kind, found in _transports().items()}
@@ -228,7 +229,7 @@ def _receive(connected: socket.socket, view: memoryview) -> None:
 
 
 def _puller(store: str, unix: socket.socket, tcp: socket.socket, results: Any) -> None:
-    _join(1, store)
+    join(1, store)
     target = torch.ones(max(LARGE), dtype=torch.uint8)
     view = memoryview(target.numpy())
     out, back = (dist.new_group([0, 1], backend="gloo") for _ in range(2))

@@ -326,10 +326,6 @@ def _needs_grad(value: Any) -> bool:
     return any(found)
 
 
-#: Leaves that are common among arguments.
-_ATOMS = frozenset((bool, int, float, str, type(None), torch.dtype))
-
-
 def _find(part: Any, found: list[LazyTensor]) -> None:
     # Not a closure that calls itself: the cycle would keep the lazies from being released.
     if isinstance(part, LazyTensor):
@@ -350,7 +346,7 @@ def map_tensors(
     """``value`` with each tensor replaced by ``function(path, tensor)``; containers are rebuilt."""
     if isinstance(value, torch.Tensor):
         return function(path, value)
-    if type(value) in _ATOMS:
+    if type(value) in metas.PLAIN:
         return value
     if isinstance(value, (tuple, list)):
         items = [map_tensors(item, function, (*path, i)) for i, item in enumerate(value)]

@@ -18,7 +18,7 @@ from torch.overrides import _len_torch_function_stack
 META = torch.device("meta")
 
 #: Arguments that are the same where they are equal and of one type.
-_PLAIN = frozenset(
+PLAIN = frozenset(
     (bool, int, float, str, NoneType, EllipsisType)
     + (torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
@@ -65,7 +65,7 @@ def key(
 
 def _key(value: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Hashable:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return kind, value
     if isinstance(value, torch.Tensor):
         plain = tensor(value)
