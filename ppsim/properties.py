@@ -111,11 +111,11 @@ class Properties:
 
     def takes(self, link: Link, numbers: list[int]) -> None:
         """``ripe``: the forward of a rank goes on with the answers to these pulls."""
-        if link.core.dead:
-            return  # nothing better can come, and the engine ends
         for number in numbers:
             if number in link.landed and not self._smaller(link, number):
                 request, when = link.origins[number]
+                if when.stage in link.core.dead:
+                    continue  # nothing better can come, and the engine ends
                 raise Liveness(
                     "ripe",
                     f"stage {link.stage} in round {link.core.round} goes on with a value that it "

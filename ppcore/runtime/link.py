@@ -374,13 +374,8 @@ class Link:
         """``value`` with its tensors as they are now, and their bytes."""
         from .lazy import map_tensors
 
-        sizes: list[int] = []
-
-        def keep(path: tuple, tensor: torch.Tensor) -> torch.Tensor:
-            sizes.append(tensor.nbytes)
-            return self._keep(tensor)
-
-        return map_tensors(value, keep), sum(sizes)
+        kept = map_tensors(value, lambda path, tensor: self._keep(tensor))
+        return kept, codec.size_bytes(kept)
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that later work cannot change.
