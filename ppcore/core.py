@@ -513,8 +513,12 @@ class Core:
         It goes by when a value can be counted on, and not by whether it has come: what a block can still
         do in a step must not depend on when a message arrives.
         """
-        for asked in map(self._pulled.get, numbers):
-            if asked is None or not self.dead.isdisjoint((asked.owner, asked.available.stage)):
+        dead = self.dead
+        for number in numbers:
+            asked = self._pulled.get(number)
+            if asked is None or (
+                dead and not dead.isdisjoint((asked.owner, asked.available.stage))
+            ):
                 continue  # a probe, or its request is gone, or nothing better can come
             assert isinstance(asked.message, Pull)
             if not self.may_block(asked.message.key.worker.request, asked.available):
@@ -560,9 +564,10 @@ class Core:
 
     def _ask(self, asked: _Asked) -> list[Effect]:
         owner, message, available = asked
-        for gone in self.dead.intersection((owner, available.stage)):
-            reason = f"died: stage {gone} is gone ({describe(message)})"
-            return [Landed(message.number, reason=reason)]
+        for gone in (owner, available.stage) if self.dead else ():
+            if gone in self.dead:
+                reason = f"died: stage {gone} is gone ({describe(message)})"
+                return [Landed(message.number, reason=reason)]
         if self._never_given(owner, message, available):
             return [self._without_arguments(message)]
         self._asked[message.number] = asked
@@ -646,7 +651,7 @@ class Core:
     def _answer(self, peer: int, pull: Pull, location: str, token: Any) -> list[Effect]:
         if pull.location != location:
             return self._send(peer, Never(pull.number, self._diverged(pull, location)))
-        return [Serve(peer, pull.number, pull.key, pull.expression, token)]
+        return [made(Serve, (peer, pull.number, pull.key, pull.expression, token))]
 
     def _diverged(self, pull: Pull, location: str) -> str:
         return (
@@ -677,7 +682,7 @@ class Core:
             case Reply():
                 if self._asked.pop(message.number, None) is None:
                     return []
-                return [Landed(message.number, token)]
+                return [made(Landed, (message.number, token, None))]
             case Release():
                 for key in message.keys:
                     self._take_release(peer, key)
@@ -829,7 +834,7 @@ class Core:
         if peer in self.dead:
             return []
         self.counters.messages += 1
-        return [Send(peer, message, token)]
+        return [made(Send, (peer, message, token))]
 
     def _send_all(self, message: Message) -> list[Effect]:
         return [effect for peer in self.peers for effect in self._send(peer, message)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 
 class Worker(NamedTuple):
@@ -39,7 +39,6 @@ class Key(NamedTuple):
 class Pull:
     """Ask the owner for ``expression`` of the value that ``key`` names."""
 
-    word: ClassVar[str] = "pull"
     number: int
     key: Key
     location: str
@@ -50,7 +49,6 @@ class Pull:
 class Probe:
     """Ask what structure a call of one of the owner's modules would return (opaque text)."""
 
-    word: ClassVar[str] = "probe"
     number: int
     call: str
 
@@ -64,7 +62,6 @@ class Call:
     ``key`` names.
     """
 
-    word: ClassVar[str] = "call"
     key: Key
     location: str
     call: str
@@ -75,7 +72,6 @@ class Call:
 class Reply:
     """The answer to pull or probe ``number``; the payload travels beside it."""
 
-    word: ClassVar[str] = "reply"
     number: int
 
 
@@ -83,7 +79,6 @@ class Reply:
 class Never:
     """Pull ``number`` cannot be answered, and why."""
 
-    word: ClassVar[str] = "never"
     number: int
     reason: str
 
@@ -92,7 +87,6 @@ class Never:
 class Release:
     """The sender cannot force these values any more."""
 
-    word: ClassVar[str] = "release"
     keys: tuple[Key, ...]
 
 
@@ -100,7 +94,6 @@ class Release:
 class Held:
     """Which leaves of a finished request's saves the sender holds (opaque text)."""
 
-    word: ClassVar[str] = "held"
     request: str
     leaves: str
 
@@ -109,7 +102,6 @@ class Held:
 class Failed:
     """A worker raised on the sender; ``error`` is opaque text for the client."""
 
-    word: ClassVar[str] = "failed"
     worker: Worker
     access: int
     error: str
@@ -119,7 +111,6 @@ class Failed:
 class Done:
     """The sender will pull nothing more of this request."""
 
-    word: ClassVar[str] = "done"
     request: str
 
 
@@ -127,10 +118,22 @@ class Done:
 class Bye:
     """The sender's end of the link closes; nothing follows."""
 
-    word: ClassVar[str] = "bye"
-
 
 Message = Pull | Probe | Call | Reply | Never | Release | Held | Failed | Done | Bye
+
+#: What each kind of message is called.
+WORDS: dict[type[Message], str] = {
+    Pull: "pull",
+    Probe: "probe",
+    Call: "call",
+    Reply: "reply",
+    Never: "never",
+    Release: "release",
+    Held: "held",
+    Failed: "failed",
+    Done: "done",
+    Bye: "bye",
+}
 
 
 def _key(key: Key) -> list[object]:
@@ -176,7 +179,7 @@ def spell(message: Message) -> str:
             fields = [message.request]
         case Bye():
             fields = []
-    return f"{message.word} {_compact(fields)}"
+    return f"{WORDS[type(message)]} {_compact(fields)}"
 
 
 def parse(text: str) -> Message:

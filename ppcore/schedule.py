@@ -136,8 +136,8 @@ class Schedule:
         slots = self.slots.get(location) or self._slots(location)
         if slots is None:
             return None
-        turn, which = divmod(occurrence, len(slots))
-        stage, index = slots[which]
+        turn = occurrence // len(slots)
+        stage, index = slots[occurrence - turn * len(slots)]
         return made(Place, (turn, index)), stage
 
     def place(self, location: str, occurrence: int) -> Place:

@@ -65,20 +65,24 @@ class OutOfFuel(Exception):
     """The block does not end; no run of it means anything."""
 
 
-@dataclass(slots=True)
 class Access:
     """A read, or with ``node`` set a write or a skip, of an occurrence of a location."""
 
-    location: str
-    occurrence: int
-    node: Node | None = None
+    __slots__ = ("location", "node", "occurrence")
+
+    def __init__(self, location: str, occurrence: int, node: Node | None = None) -> None:
+        self.location = location
+        self.occurrence = occurrence
+        self.node = node
 
 
-@dataclass(slots=True)
 class Force:
     """The block needs the terms of these nodes."""
 
-    nodes: list[Node]
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
 
 
 @dataclass(slots=True)

@@ -11,7 +11,18 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 
-from .commands import Answer, conform, determinism, explore, fuzz, mutants, predict, rate, run
+from .commands import (
+    Answer,
+    compile,
+    conform,
+    determinism,
+    explore,
+    fuzz,
+    mutants,
+    predict,
+    rate,
+    run,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--json", action="store_true", help="end with one line of JSON")
         return made
 
-    for module in (run, fuzz, explore, mutants, determinism, conform, rate, predict):
+    modules = (run, fuzz, explore, mutants, determinism, conform, rate, compile, predict)
+    for module in modules:
         module.add(command)
     return parser

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from . import cases, generate, terms, tokens, world
 from .blocks import OutOfFuel
 from .cases import Case
+from .compiled import needs_sources
 from .failures import Crash, Failure
 from .strategies import PCT, POS, DelayBounding, RandomWalk, Recorder, Switch, Switches
 from .world import Strategy, World
@@ -71,6 +72,8 @@ _mode = "core"
 def in_mode(name: str) -> Iterator[None]:
     """Run cases in this mode, while this lasts."""
     global _mode
+    if name == "real":
+        needs_sources("the real mode")
     before, _mode = _mode, name
     try:
         yield

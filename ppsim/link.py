@@ -171,7 +171,7 @@ class Link:
         yield from self.carry_out(effects)
         return numbers
 
-    def ready(self, numbers: Iterable[int]) -> bool:
+    def ready(self, numbers: list[int]) -> bool:
         """Whether every one of these pulls is answered."""
         landed, refused = self.landed, self.refused
         for number in numbers:  # noqa: SIM110 (asked again at every message)

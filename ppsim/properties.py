@@ -125,7 +125,8 @@ class Properties:
     def _smaller(self, link: Link, number: int) -> bool:
         """Whether the place of what a pull asks for is strictly smaller than its rank's own."""
         request, when = link.origins[number]
-        if when.turn < 0 or link.core.ended(request) or request not in link.core.requests:
+        state = link.core._requests.get(request)
+        if when.turn < 0 or state is None or state.ended:
             return True
         rounds = self.world.engine.progress[request].rounds
         if when.turn >= len(rounds):

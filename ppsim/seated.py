@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ppcore.core import ALWAYS, ANSWER, LOCAL, STATIC, Available, Calling, Verdict
 from ppcore.errors import PPError
 from ppcore.messages import Key, Worker
-from ppcore.schedule import REPLICATED, Place
+from ppcore.schedule import REPLICATED, Place, made
 from ppcore.seat import STAY, WAIT, Seat
 
 from .blocks import (
@@ -202,8 +202,9 @@ class Seated(Frame):
             return False
         if not link.ready(numbers):
             yield from link.wait(numbers)
-        for (node, _, _), value in zip(self._plan, link.values(numbers), strict=True):
-            node.settle(value)
+        values = link.values(numbers)
+        for position, (node, _, _) in enumerate(self._plan):
+            node.settle(values[position])
         self._plan = []
         want = self._unfinished
         if isinstance(want, Use) and self._call is not None:
@@ -278,7 +279,7 @@ class Seated(Frame):
         if box is not None:
             self.link.forget(decision.owner, decision.key, [])
         else:
-            when = Available(decision.place.turn, decision.owner)
+            when = made(Available, (decision.place.turn, decision.owner))
             base = self.link.base(decision.key, location, decision.owner, when)
             box = self._seen[location] = Box(Node(None, base))
         return box

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from ppcore.core import Core
-from ppcore.messages import Message, Never, Probe, Pull, Reply, spell
+from ppcore.messages import WORDS, Message, Never, Probe, Pull, Reply, spell
 from ppcore.schedule import Schedule
 
 from . import cases, faults
@@ -28,9 +28,9 @@ from .link import Wait
 from .properties import CHECKED, Properties
 from .rank import Rank
 
-#: The messages that have a number, and the lengths of all messages' words.
-_NUMBERED = frozenset({Pull, Probe, Reply, Never})
-_LENGTHS = {kind: len(kind.word) for kind in get_args(Message)}
+_NUMBERED = (Pull, Probe, Reply, Never)
+#: Of each kind of message: the length of its word, whether it has a number, and whether it is checked.
+_KINDS = {kind: (len(word), kind in _NUMBERED, kind in CHECKED) for kind, word in WORDS.items()}
 
 #: Events after which a run counts as one that does not end.
 LIMIT = 60_000
@@ -171,6 +171,7 @@ class World:
     def _move(self, strategy: Strategy, events: int) -> None:
         """So many events, or all that there are."""
         runnable, choose, record, digest = self.runnable, strategy.choose, self.record, self.hash
+        advance = next
         try:
             for moved in range(1, events + 1):
                 task = runnable[choose(self)]
@@ -178,7 +179,7 @@ class World:
                 if record:
                     self.schedule.append(task.name)
                 try:
-                    wait = next(task.generator)
+                    wait = advance(task.generator)
                 except StopIteration:
                     task.done = True
                     self._drop(task)
@@ -231,11 +232,11 @@ class World:
 
     def _sent(self, stage: int, column: int, peer: int, message: Message) -> None:
         """Check a message, and note it in the event's hash."""
-        kind = type(message)
-        if kind in CHECKED:
+        length, numbered, checked = _KINDS[type(message)]
+        if checked:
             self.properties.sent(stage, column, peer, message)
-        number = message.number if kind in _NUMBERED else -1  # type: ignore[union-attr]
-        self._mark = hash((self._mark, peer, _LENGTHS[kind], number))
+        number = message.number if numbered else -1  # type: ignore[union-attr]
+        self._mark = hash((self._mark, peer, length, number))
         if self.record:
             self.notes.append(Note(self.events, "send", stage, column, peer, spell(message)))
 
@@ -375,5 +376,5 @@ def _innermost(generator: Any) -> str:
         if not hasattr(inner, "gi_frame"):
             break
         generator = inner
-    frame = generator.gi_frame
+    frame = getattr(generator, "gi_frame", None)  # compiled ones have none
     return f"{generator.__name__}:{frame.f_lineno}" if frame is not None else "?"

@@ -42,8 +42,11 @@ class Hosted(World):
         """One event, counted and hashed; what the thread waits for now."""
         self.events += 1
         self._mark = 0
-        wait = next(task.generator, None)
-        task.done = task.generator.gi_frame is None  # type: ignore[attr-defined]
+        wait: Wait = None
+        try:
+            wait = next(task.generator)
+        except StopIteration:
+            task.done = True
         self.hash = hash((self.hash, task.number, self._mark))
         return wait
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .. import fuzz
+from ..compiled import WANTED, build
 from ..progress import Bar
 from . import Answer, Command
 
@@ -24,6 +25,9 @@ def add(command: Command) -> None:
     twice.add_argument("--seeds", type=int, default=1000, help="how many executions")
     twice.add_argument("--seed", type=int, default=0, help="the number of the first execution")
     twice.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    twice.add_argument(
+        "--compiled", action="store_true", help="the second time on compiled modules"
+    )
     one = command("hashes", hashes, "print the event hash of each of some executions")
     one.add_argument("--seed", type=int, default=0, help="the number of the first execution")
     one.add_argument("--executions", type=int, default=100)
@@ -38,13 +42,16 @@ def hashes(options: argparse.Namespace) -> Answer:
     return 0, {"hashes": found}
 
 
-def _elsewhere(first: int, count: int, hash_seed: int) -> list[str]:
+def _elsewhere(first: int, count: int, hash_seed: int, compiled: bool) -> list[str]:
     """The hashes of executions in a process of its own."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "ppsim", "hashes", "--seed", str(first), "--executions", str(count)],
-        env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path},
+        env={
+            **os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path,
+            WANTED: str(int(compiled)),
+        },
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return done.stdout.splitlines()
@@ -52,6 +59,8 @@ def _elsewhere(first: int, count: int, hash_seed: int) -> list[str]:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim determinism``."""
+    if options.compiled:
+        build()
     began = time.monotonic()
     bar = Bar(options.seeds)
     last = options.seed + options.seeds
@@ -61,7 +70,8 @@ def run(options: argparse.Namespace) -> Answer:
 
     def both(first: int) -> list[tuple[str, str]]:
         count = min(_CHUNK, last - first)
-        one, other = (_elsewhere(first, count, hash_seed) for hash_seed in (1, 2))
+        one = _elsewhere(first, count, 1, False)
+        other = _elsewhere(first, count, 2, options.compiled)
         return list(zip(one, other, strict=True))
 
     with ThreadPoolExecutor(options.jobs) as pool:

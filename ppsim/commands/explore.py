@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..compiled import needs_sources
 from ..strategies.exhaustive import CONFIGURATIONS, Verdict, explore
 from . import Answer, Command
 
@@ -20,6 +21,7 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim explore``."""
+    needs_sources("exploring")
     code = 0
     found: list[dict[str, Any]] = []
     for name, case in CONFIGURATIONS.items():

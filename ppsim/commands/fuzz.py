@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import fuzz, tokens
+from ..compiled import needs_sources
 from ..marks import Marks
 from ..progress import Bar
 from ..shrink import length, shrink
@@ -38,6 +39,8 @@ def _run(options: argparse.Namespace) -> Answer:
     count = options.executions or (None if seconds else 2000)
     began = time.monotonic()
     bar = Bar(count or seconds)
+    if options.marks:
+        needs_sources("marks")
     marks = Marks() if options.marks else None
 
     def hunt() -> tuple[int, fuzz.Finding | None]:

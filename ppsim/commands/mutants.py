@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import cases, fuzz, hunts, mutants, shortest, shrink, tested, tokens
+from ..compiled import needs_sources
 from ..progress import Bar
 from ..strategies import Switches
 from . import Answer, Command, rates
@@ -54,6 +55,7 @@ def add(command: Command) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim mutants``."""
+    needs_sources("planting bugs")
     everything = (*mutants.CATALOGUE, *tested.TESTED)
     chosen = [mutant for mutant in everything if not options.only or mutant.name in options.only]
     if not chosen:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .. import calibrate, workloads
+from ..compiled import needs_sources
 from ..costs import Costs, Model
 from ..timed import TimedWorld
 from . import Answer, Command
@@ -117,6 +118,7 @@ def predict(name: str, stages: int, model: Model, costs: Costs) -> Prediction:
 
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim predict``."""
+    needs_sources("predicting")
     measured = json.loads(options.measured.read_text()) if options.measured else {}
     model, costs = calibrate.costs(measured)
     given = {name: getattr(options, name) for name in ("layers", "hidden", "vocabulary", "prompt")}

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from .. import cases, world
+from .. import cases, compiled, world
 from ..cases import Case
 from ..strategies import RandomWalk
 from . import Answer, Command
@@ -50,12 +50,16 @@ def run(options: argparse.Namespace) -> Answer:
     against: dict[str, Any] = {}
     for name, (events, executions) in rates.items():
         beside = "" if name == "ppsim" else f", ppsim is {mine / events:.1f} times as fast"
-        print(f"{name}: {events:,.0f} events/s, {executions:,.0f} executions/s (one core){beside}")
+        how = "compiled" if compiled.active() else "not compiled"
+        print(
+            f"{name}: {events:,.0f} events/s, {executions:,.0f} executions/s (one core, {how}){beside}"
+        )
         if name != "ppsim":
             against[name] = {"events_per_s": round(events), "ratio": round(mine / events, 2)}
     return 0, {
         "events_per_s": round(mine), "executions_per_s": round(rates["ppsim"][1], 1),
-        "stages": options.stages, "rounds": options.rounds, "against": against, "skipped": skipped,
+        "stages": options.stages, "rounds": options.rounds, "compiled": compiled.active(),
+        "against": against, "skipped": skipped,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .. import cases, draw, export, fuzz, mutants, terms, tokens
+from ..compiled import needs_sources
 from ..strategies import RandomWalk, Replay, Switches
 from ..world import Strategy, World
 from . import Answer, Command
@@ -38,6 +39,7 @@ def planting(name: str | None, act: Callable[[], Found]) -> Found:
     """``act``, with this bug planted if there is one."""
     if name is None:
         return act()
+    needs_sources("planting a bug")
     with mutants.planted(mutants.named(name)):
         return act()
 

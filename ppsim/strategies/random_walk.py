@@ -8,6 +8,7 @@ schedule has a positive probability, which is exponentially small in its length.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class RandomWalk:
     """A uniform choice at every event."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed).random
+        self._random: Callable[[], float] = random.Random(seed).random
 
     def choose(self, world: World) -> int:
-        return int(self._random() * len(world.runnable))
+        return int(self._random() * float(len(world.runnable)))

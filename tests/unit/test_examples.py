@@ -69,6 +69,7 @@ ELSEWHERE = {
         "tests/harness/test_engine_programs.py",
         'executors.started(["vllm"], ["pp2"])',
     ),
+    "python -m ppsim compile": ("tests/sim/test_compiled.py", "compiled.build(optimize=0)"),
     "ppcore doctor --ranks 2": ("tests/engine/test_examples.py", '"doctor", "--ranks", "2"'),
 }
 
@@ -109,7 +110,7 @@ def run(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", program, *rest],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PPSIM_COMPILED": "0"},
         capture_output=True,
         text=True,
     )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppcore.messages import (
+    WORDS,
     Bye,
     Call,
     Done,
@@ -55,11 +56,11 @@ def test_a_spelled_message_parses_back(kind: type) -> None:
 def test_a_spelling_is_one_line_that_begins_with_its_word(message: Message) -> None:
     text = spell(message)
     assert text.splitlines() == [text]
-    assert text.partition(" ")[0] == message.word
+    assert text.partition(" ")[0] == WORDS[type(message)]
 
 
 def test_every_word_is_spelled_by_one_kind_only() -> None:
-    words = [kind.word for kind in MESSAGES]
+    words = [WORDS[kind] for kind in MESSAGES]
     assert len(set(words)) == len(words)
 
 
@@ -134,7 +135,7 @@ json_values = st.recursive(
 )
 
 
-@given(st.sampled_from([kind.word for kind in MESSAGES]), json_values)
+@given(st.sampled_from([WORDS[kind] for kind in MESSAGES]), json_values)
 def test_any_fields_behind_a_known_word_parse_or_are_refused(word: str, fields: object) -> None:
     try:
         message = parse(f"{word} {json.dumps(fields)}")

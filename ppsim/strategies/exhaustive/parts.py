@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppcore.messages import Message, Never, Pull, Release, Reply
+from ppcore.messages import Done, Held, Message, Never, Pull, Release, Reply
 
 from ...cases import Case
 from ...engine import Collect, Round
@@ -249,13 +249,11 @@ class RankPart(Part):
                 blocked = self._blocked(Link.wait)
                 awaited = blocked is not None and number in blocked["numbers"]
                 return awaited or number not in link.origins
-            case None:
-                return False
-        if message.word == "done":
-            state = core._requests.get(message.request)  # type: ignore[union-attr]
-            return state is not None and state.said_done and not self.grants.afterlife
-        if message.word == "held":
-            return self._blocked(Link.exchange_held) is not None
+            case Done(request=request):
+                state = core._requests.get(request)
+                return state is not None and state.said_done and not self.grants.afterlife
+            case Held():
+                return self._blocked(Link.exchange_held) is not None
         return False
 
     def _blocked(self, where: Callable[..., Any]) -> dict[str, Any] | None:

@@ -1,0 +1,176 @@
+"""The simulator's inner modules, the core among them, as machine code, for runs that take long.
+
+`build` compiles them with mypyc, as they stand, into a folder of the user's cache, and `use` lets the
+modules of that folder be imported in place of their sources. The folder is named after what it was made
+of and for, so one that does not fit the sources is never used: after a change there is none until the
+next build. The ``ppsim`` command does so where ``PPSIM_COMPILED`` is 1 (see `ppsim.__main__`), and so
+do the processes that it starts; nothing else does.
+
+What looks into frames, or puts other code in a function's place, needs the sources: exploring, planted
+bugs, marks, the second mode. `needs_sources` refuses then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+#: What is compiled: what every event of a run passes through.
+MODULES = (
+    "ppcore.core", "ppcore.effects", "ppcore.errors", "ppcore.messages", "ppcore.saves",
+    "ppcore.schedule", "ppcore.seat",
+    "ppsim.blocks", "ppsim.cases", "ppsim.engine", "ppsim.failures", "ppsim.faults",
+    "ppsim.generate", "ppsim.link", "ppsim.oracle", "ppsim.programs", "ppsim.properties",
+    "ppsim.rank", "ppsim.seated", "ppsim.terms", "ppsim.values", "ppsim.world",
+    "ppsim.commands.against",
+    "ppsim.strategies.delay", "ppsim.strategies.pct", "ppsim.strategies.pos",
+    "ppsim.strategies.random_walk", "ppsim.strategies.switches",
+)  # fmt: skip
+
+#: The variable that says whether compiled modules are wanted: 1 or 0.
+WANTED = "PPSIM_COMPILED"
+#: How many builds are kept, the one that was made last included.
+KEPT = 3
+
+_ROOT = Path(__file__).resolve().parents[1]
+_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+_SCRIPT = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from mypyc.build import mypycify
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+class Parallel(build_ext):
+    def build_extensions(self):
+        one = self.compiler.compile
+        def compile(sources, *args, **named):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = pool.map(lambda source: one([source], *args, **named), sources)
+                return [file for files in made for file in files]
+        self.compiler.compile = compile
+        super().build_extensions()
+
+level, *sources = sys.argv[1:]
+extensions = mypycify(sources, opt_level=level, debug_level="0", multi_file=True)
+script = ["build_ext", "--build-lib", "made"]
+setup(name="compiled", script_args=script, ext_modules=extensions, cmdclass={"build_ext": Parallel})
+"""
+
+
+class Unbuilt(Exception):
+    """There are no compiled modules, and why."""
+
+
+def _sources() -> list[str]:
+    """The modules' files, below the root."""
+    return [module.replace(".", "/") + ".py" for module in MODULES]
+
+
+def folder() -> Path:
+    """Where the build of the sources as they stand belongs, for this interpreter."""
+    digest = hashlib.sha256(f"{sys.version} {platform.machine()} {_SCRIPT}".encode())
+    for path in _sources():
+        digest.update((_ROOT / path).read_bytes())
+    home = os.environ.get("XDG_CACHE_HOME")
+    cache = (Path(home) if home else Path.home() / ".cache") / "ppsim"
+    return cache / digest.hexdigest()[:16]
+
+
+def build(optimize: int = 3) -> Path:
+    """Compile the modules, unless that is done; the folder that they are in.
+
+    Args:
+        optimize: how far the C compiler goes, 0 to 3; less takes less time, and runs slower.
+
+    Raises:
+        Unbuilt: mypyc or a C compiler is missing, or does not take the sources.
+    """
+    into = folder()
+    if into.is_dir():
+        return into
+    for package in ("mypyc", "setuptools"):
+        if importlib.util.find_spec(package) is None:
+            raise Unbuilt(f"compiling needs {package}: pip install 'mypy[mypyc]' setuptools")
+    cache = into.parent
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as place:
+        for package in ("ppcore", "ppsim"):
+            shutil.copytree(_ROOT / package, Path(place, package), ignore=_beside)
+        path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, str(optimize), *_sources()],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": path, "MYPYPATH": place},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            raise Unbuilt(f"the modules do not compile:\n{done.stdout[-4000:]}")
+        if not into.is_dir():  # another process may have been faster
+            Path(place, "made").rename(into)
+    builds = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in builds[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return into
+
+
+def _beside(where: str, names: list[str]) -> set[str]:
+    """What no compiled module imports."""
+    return {"__pycache__", "real", "runtime", "vllm"}.intersection(names)
+
+
+class _Finder:
+    """Finds the compiled modules, and what mypyc has put beside them."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        file = self.made / f"{name.replace('.', '/')}{_SUFFIX}"
+        return importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+
+
+def use() -> None:
+    """Import the compiled modules from here on, in place of their sources.
+
+    Raises:
+        Unbuilt: the sources as they stand have not been built, or are imported already.
+    """
+    made = folder()
+    if not made.is_dir():
+        raise Unbuilt("nothing is compiled of the sources as they stand: python -m ppsim compile")
+    early = [module for module in MODULES if module in sys.modules]
+    if early:
+        raise Unbuilt(f"imported before: {', '.join(early)}")
+    sys.meta_path.insert(0, _Finder(made))
+
+
+def active() -> bool:
+    """Whether this process runs compiled modules."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+
+
+def needs_sources(what: str) -> None:
+    """End the command where compiled modules are in use.
+
+    Raises:
+        SystemExit: they are.
+    """
+    if active():
+        raise SystemExit(f"{what} needs the sources: run it without {WANTED}")
