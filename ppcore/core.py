@@ -48,8 +48,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from .effects import Abandoned, Compute, Describe, Dropped, Effect, Landed, Send, Serve
 from .messages import (
@@ -69,11 +69,11 @@ from .messages import (
 from .schedule import BEFORE, REPLICATED, Place, Schedule, made
 
 #: The turn of what comes after a request's last turn.
-END = 1 << 62
+END: Final = 1 << 62
 
 #: The access number of what does not depend on the run: a parameter. Its owner can always serve it,
 #: so it may be waited for anywhere.
-STATIC = -1
+STATIC: Final = -1
 
 
 class Verdict(enum.Enum):
@@ -85,7 +85,10 @@ class Verdict(enum.Enum):
     NEVER = "never"
 
 
-LOCAL, ANSWER, GATE, NEVER = Verdict
+LOCAL: Final = Verdict.LOCAL
+ANSWER: Final = Verdict.ANSWER
+GATE: Final = Verdict.GATE
+NEVER: Final = Verdict.NEVER
 
 
 class Decision(NamedTuple):
@@ -112,7 +115,7 @@ class Available(NamedTuple):
 
 
 #: Available at any time.
-ALWAYS = Available(-1, -1)
+ALWAYS: Final = Available(-1, -1)
 
 
 class Calling(NamedTuple):
@@ -133,59 +136,70 @@ class Calling(NamedTuple):
 
 
 #: What a caller publishes for the home of a call, once it has sent the arguments: a receipt.
-GIVEN = 0
+GIVEN: Final = 0
 
 
 # --- state ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Entry:
     """A published value."""
 
-    location: str
-    token: Any
-    size_bytes: int
-    # Invariant: never empty while the entry is in the buffer.
-    peers: set[int]
+    __slots__ = ("location", "peers", "size_bytes", "token")
+
+    def __init__(self, location: str, token: Any, size_bytes: int, peers: set[int]) -> None:
+        self.location = location
+        self.token = token
+        self.size_bytes = size_bytes
+        # Invariant: never empty while the entry is in the buffer.
+        self.peers = peers
 
 
-@dataclass(slots=True)
 class _Worker:
-    # The visit that was served last; nothing before it can be served any more.
-    clock: Place = Place(0, BEFORE)
-    # The last turn in which this rank's forward served the worker; -1 before the first.
-    served_turn: int = -1
-    # The next access's number. Invariant: the same on every rank at the same line.
-    next_access: int = 0
-    # No access with a number at or above this is made any more.
-    finished: bool = False
-    # When the last collective call can be had; a later one comes after it.
-    called: Available | None = None
-    # The call that this rank has named and not given to its home yet.
-    ungiven: int | None = None
-    # Access -> the location it touched, for comparing with what peers ask for.
-    touched: dict[int, str] = field(default_factory=dict)
+    __slots__ = (
+        "called", "clock", "finished", "next_access", "served_turn", "touched", "ungiven"
+    )  # fmt: skip
+
+    def __init__(self, clock: Place) -> None:
+        # The visit that was served last; nothing before it can be served any more.
+        self.clock = clock
+        # The last turn in which this rank's forward served the worker; -1 before the first.
+        self.served_turn = -1
+        # The next access's number. Invariant: the same on every rank at the same line.
+        self.next_access = 0
+        # No access with a number at or above this is made any more.
+        self.finished = False
+        # When the last collective call can be had; a later one comes after it.
+        self.called: Available | None = None
+        # The call that this rank has named and not given to its home yet.
+        self.ungiven: int | None = None
+        # Access -> the location it touched, for comparing with what peers ask for.
+        self.touched: dict[int, str] = {}
 
 
-@dataclass(slots=True)
 class _Request:
-    # The round of each turn. Invariant: strictly increasing.
-    rounds: list[int] = field(default_factory=list)
-    workers: dict[str, _Worker] = field(default_factory=dict)
-    buffer: dict[Key, _Entry] = field(default_factory=dict)
-    # Pulls that came before their value.
-    waiting: dict[Key, list[tuple[int, Pull]]] = field(default_factory=dict)
-    # What this rank has asked for: a name is asked for once.
-    names: dict[Key, dict[tuple[str, str], int]] = field(default_factory=dict)
-    # Peers that will not ask for a value that is not published yet.
-    released: dict[Key, set[int]] = field(default_factory=dict)
-    held: dict[int, str] = field(default_factory=dict)
-    # Block -> the first access that it does not make on a stage, since it has raised there; the stage.
-    failed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    ended: bool = False
-    said_done: bool = False
-    done: set[int] = field(default_factory=set)
+    __slots__ = (
+        "buffer", "done", "ended", "failed", "held", "names", "released", "rounds", "said_done",
+        "waiting", "workers",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # The round of each turn. Invariant: strictly increasing.
+        self.rounds: list[int] = []
+        self.workers: dict[str, _Worker] = {}
+        self.buffer: dict[Key, _Entry] = {}
+        # Pulls that came before their value.
+        self.waiting: dict[Key, list[tuple[int, Pull]]] = {}
+        # What this rank has asked for: a name is asked for once.
+        self.names: dict[Key, dict[tuple[str, str], int]] = {}
+        # Peers that will not ask for a value that is not published yet.
+        self.released: dict[Key, set[int]] = {}
+        self.held: dict[int, str] = {}
+        # Block -> the first access that it does not make on a stage, since it raised there; the stage.
+        self.failed: dict[str, tuple[int, int]] = {}
+        self.ended = False
+        self.said_done = False
+        self.done: set[int] = set()
 
 
 class _Asked(NamedTuple):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Final
 
 from .core import GATE, LOCAL, NEVER, Core, Decision, Verdict
 from .messages import Worker
@@ -29,7 +30,9 @@ class Move(enum.Enum):
     RETRY = "retry"
 
 
-STAY, WAIT, RETRY = Move
+STAY: Final = Move.STAY
+WAIT: Final = Move.WAIT
+RETRY: Final = Move.RETRY
 
 
 class Seat:

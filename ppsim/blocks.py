@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from .programs import (
     Append,
@@ -323,12 +323,12 @@ def _steps(loop: For) -> Iterator[int]:
         step += 1
 
 
-_PLAIN: dict[type, Callable[[Frame, Any], None]] = {
+_PLAIN: Final[dict[type, Callable[[Frame, Any], None]]] = {
     Edit: Frame._do_edit, Derive: Frame._do_derive, Mix: Frame._do_mix, Save: Frame._do_save,
     Append: Frame._do_append, Put: Frame._do_put, Cache: Frame._do_cache, Stop: Frame._do_stop,
     Raise: Frame._do_raise,
 }  # fmt: skip
-_ASKING: dict[type, Callable[[Frame, Any], Running]] = {
+_ASKING: Final[dict[type, Callable[[Frame, Any], Running]]] = {
     Write: Frame._do_write, Skip: Frame._do_skip, Param: Frame._do_param, Blend: Frame._do_blend,
     Call: Frame._do_call, If: Frame._do_if, For: Frame._loop,
 }  # fmt: skip

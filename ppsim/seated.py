@@ -8,7 +8,7 @@ runtime's.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ppcore.core import ALWAYS, ANSWER, LOCAL, STATIC, Available, Calling, Verdict
 from ppcore.errors import PPError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .link import Link, Wait
 
 #: The errors that end a worker, and not the simulation.
-ENDINGS = (BlockRaised, BlockStopped, OutOfOrder, PPError)
+ENDINGS: Final = (BlockRaised, BlockStopped, OutOfOrder, PPError)
 
 Steps = Generator["Wait", None, None]
 

@@ -13,13 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 # Operations of the model.
-EMBED, LAYER, LOGITS, SAMPLE, SHARED, RECOMPUTE, RESULT, CALL = range(8)
+EMBED: Final = 0
+LAYER: Final = 1
+LOGITS: Final = 2
+SAMPLE: Final = 3
+SHARED: Final = 4
+RECOMPUTE: Final = 5
+RESULT: Final = 6
+CALL: Final = 7
 # Operations of a block.
-EDIT, MIX, DERIVE = range(8, 11)
+EDIT: Final = 8
+MIX: Final = 9
+DERIVE: Final = 10
 # A module's parameter.
-PARAM = 11
+PARAM: Final = 11
 
 _NAMES = "embed layer logits sample shared recompute result call edit mix derive param".split()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ppcore.core import Core
 from ppcore.messages import WORDS, Message, Never, Probe, Pull, Reply, spell
@@ -30,7 +30,9 @@ from .rank import Rank
 
 _NUMBERED = (Pull, Probe, Reply, Never)
 #: Of each kind of message: the length of its word, whether it has a number, and whether it is checked.
-_KINDS = {kind: (len(word), kind in _NUMBERED, kind in CHECKED) for kind, word in WORDS.items()}
+_KINDS: Final = {
+    kind: (len(word), kind in _NUMBERED, kind in CHECKED) for kind, word in WORDS.items()
+}
 
 #: Events after which a run counts as one that does not end.
 LIMIT = 60_000
@@ -124,6 +126,8 @@ class World:
                     name = f"l{stage}.{column}<{peer}"
                     listener = self._listen(stage, column, peer)
                     self.listeners[peer, stage, column] = self._task(name, listener)
+        # Both, for one look-up a message.
+        self._lines = {name: (self.channels[name], task) for name, task in self.listeners.items()}
         for fault in case.faults:
             if fault.kind != "raise":
                 self._task(faults.task(fault), faults.strike(self, fault))
@@ -224,9 +228,8 @@ class World:
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         """Put a message into the channel to ``peer``."""
         self._sent(stage, column, peer, message)
-        channel = stage, peer, column
-        self.channels[channel].append((message, token))
-        listener = self.listeners[channel]
+        queue, listener = self._lines[stage, peer, column]
+        queue.append((message, token))
         if listener.wait is not None:
             self._wake(listener)
 

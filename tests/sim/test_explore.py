@@ -97,7 +97,10 @@ def test_states_that_differ_have_different_digests(monkeypatch: pytest.MonkeyPat
                 [
                     (
                         name,
-                        sorted(dict.items(state.buffer), key=repr),
+                        sorted(
+                            repr((key, entry.location, entry.token, sorted(entry.peers)))
+                            for key, entry in dict.items(state.buffer)
+                        ),
                         dict(dict.items(state.waiting)),
                         sorted(dict.items(state.released), key=repr),
                         sorted(set.__iter__(state.done)),
