@@ -443,7 +443,7 @@ def case(seed: int, *, faults: bool = True) -> Case:
             kinds = {draw.choice(FAULTS)}
         parts = bool(kinds & {"raise", "late", "die"})
         # Where one rank raises, another waits and the third does not know yet, there are three.
-        stages = draw.choice([2, 3, 4, 4] if kinds & {"raise", "die"} else [2, 2, 3])
+        stages = draw.choice([3, 3, 4, 4] if kinds & {"raise", "die"} else [2, 2, 3])
     else:
         parts, fails = False, draw.random() < 0.6
         kinds = {kind for kind in FAULTS if fails and draw.random() < 0.25}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -312,7 +313,7 @@ class _Shrinker:
         case, switches = self.best.case, self.best.switches
         if not switches or self.fails(case, ()):
             return
-        self._debug()
+        self.debug()
         if len(self.best.switches) > 1 and self.tries > 0:
             for one in alternatives(case, ()):
                 if self.fails(case, [one]):
@@ -353,7 +354,7 @@ class _Shrinker:
                     self.shrink_switches()
                     return
 
-    def _debug(self) -> None:
+    def debug(self) -> None:
         """Delta debugging of the switches: leave out ever smaller parts."""
         part = max(1, len(self.best.switches) // 2)
         while True:
@@ -390,7 +391,10 @@ def shrink(
             shrinker.shrink_switches()
         shrinker.start_small()
     except _OutOfTries:
-        pass
+        # The case may have had all of them: its schedule is not left as it was drawn.
+        shrinker.tries = tries // 4
+        with suppress(_OutOfTries):
+            shrinker.debug()
     # Names change nothing, so this takes a run or two, however many it took to get here.
     shrinker.tries = 2
     shrinker.fails(canonical(shrinker.best.case), shrinker.best.switches)

@@ -259,20 +259,13 @@ class PPInterleaver(Interleaver):
         )
 
     def handle(self, provider: str, value: Any) -> Any:
-        recording = self.recording
-        if (
-            provider not in self.parked
-            and provider not in self.observers
-            and recording is None
-            and not self.bystanders
-        ):
+        if self.recording is not None:
+            self.recording.visit(provider, value)
+            return value
+        if provider in self.foreign:
+            return value
+        if provider not in self.parked and provider not in self.observers and not self.bystanders:
             # Most visits: nobody waits. nnsight would do the same, after what it asks for others' sake.
-            if provider not in self.foreign:
-                self.counts[provider] = self.counts.get(provider, 0) + 1
+            self.counts[provider] = self.counts.get(provider, 0) + 1
             return value
-        if recording is not None:
-            recording.visit(provider, value)
-            return value
-        if provider in self.foreign or self.beside():
-            return value
-        return super().handle(provider, value)
+        return value if self.beside() else super().handle(provider, value)
