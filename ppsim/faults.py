@@ -61,6 +61,10 @@ def strike(world: World, fault: Fault) -> Steps:
             world.let_go(channel)
 
 
+#: Statements that leave something.
+_KEEPING = (Save, Append, Put, Cache, Stop, Raise)
+
+
 def drawn(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iterator[Fault]:
     """Faults of these kinds; ``by`` is how much of a long run's moves there are until they strike."""
 
@@ -115,5 +119,4 @@ def drawn(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iterat
 
 def _keeps(request: Request) -> bool:
     """Whether the request's blocks may leave something, saves or an error."""
-    kinds = Save | Append | Put | Cache | Stop | Raise
-    return any(isinstance(s, kinds) for _, block in request.blocks for s in walk(block))
+    return any(isinstance(s, _KEEPING) for _, block in request.blocks for s in walk(block))

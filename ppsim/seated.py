@@ -3,6 +3,9 @@
 The block's generator takes the place of nnsight's greenlet. What becomes of everything that it asks
 for is decided by the real `ppcore.seat.Seat` and `ppcore.core.Core`; the order of the calls is the
 runtime's.
+
+No handler of an error yields: compiled (see `ppsim.compiled`), a thread that stopped inside of one does
+not go on rightly.
 """
 
 from __future__ import annotations
@@ -90,14 +93,18 @@ class Seated(Frame):
         yield None
         self.started = self.alive = True
         self.link.core.start(self.worker)
+        failure: Exception | None = None
         try:
             yield from self._go(None)
         except ENDINGS as error:
-            yield from self._failed(error)
+            failure = error.with_traceback(None)  # its frames hold boxes
+        if failure is not None:
+            yield from self._failed(failure)
 
     def _go(self, value: Box | None) -> Steps:
         """Run on with ``value``, until the worker has to park or has ended."""
         seat = self.seat
+        failure: Exception | None = None
         try:
             while True:
                 if self._unfinished is None:
@@ -122,15 +129,16 @@ class Seated(Frame):
         except StopIteration:
             self.alive = False
             self.how = self.how or "done"
-            yield from self.link.finish(self.worker)
         except ENDINGS as error:
             self.alive = False
             self._unfinished = None
             self._plan = []
-            if isinstance(error, BlockStopped):
-                yield from self.link.finish(self.worker)
-            # Otherwise telling the others finishes it: they must hear "failed" before "never".
-            raise
+            failure = error.with_traceback(None)  # its frames hold boxes
+        if failure is None or isinstance(failure, BlockStopped):
+            yield from self.link.finish(self.worker)
+        # Otherwise telling the others finishes it: they must hear "failed" before "never".
+        if failure is not None:
+            raise failure
 
     def _failed(self, error: Exception) -> Steps:
         """The worker raised: it tells the other ranks and ends here."""
@@ -298,6 +306,7 @@ class Seated(Frame):
     def handle(self, location: str, visit: Visit) -> Steps:
         """The forward is at a visit that the worker is parked on: serve it."""
         link = self.link
+        failure: Exception | None = None
         try:
             while self.ready(location):
                 access = self.pending
@@ -329,7 +338,9 @@ class Seated(Frame):
                 del access
                 yield from self._go(box)
         except ENDINGS as error:
-            yield from self._failed(error)
+            failure = error.with_traceback(None)  # its frames hold boxes
+        if failure is not None:
+            yield from self._failed(failure)
         visit.box = None
 
     # --- turns and ends -----------------------------------------------------------------------
@@ -337,6 +348,7 @@ class Seated(Frame):
     def advance(self) -> Steps:
         """A turn of the request has opened here, or the request has ended."""
         seat = self.seat
+        failure: Exception | None = None
         try:
             while True:
                 yield None
@@ -359,7 +371,9 @@ class Seated(Frame):
                         yield from self._park(verdict, access)
                     del access
         except ENDINGS as error:
-            yield from self._failed(error)
+            failure = error.with_traceback(None)  # its frames hold boxes
+        if failure is not None:
+            yield from self._failed(failure)
 
     def abandon(self, error: str) -> Steps:
         """Another rank ended this worker."""
