@@ -37,8 +37,8 @@ def pooled(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             low, high = pool.interval
             found.append({
                 "mode": mode, "strategy": how, "mutants": len(some), "runs": pool.runs,
-                "hits": pool.hits, "share": round(pool.share, 4), "low": round(low, 4),
-                "high": round(high, 4), "never": sum(not rate.hits for rate in rates),
+                "hits": pool.hits, "share": round(pool.share, 6), "low": round(low, 6),
+                "high": round(high, 6), "never": sum(not rate.hits for rate in rates),
             })  # fmt: skip
     return found
 
