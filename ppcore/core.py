@@ -530,9 +530,7 @@ class Core:
         dead = self.dead
         for number in numbers:
             asked = self._pulled.get(number)
-            if asked is None or (
-                dead and not dead.isdisjoint((asked.owner, asked.available.stage))
-            ):
+            if asked is None or asked.owner in dead or asked.available.stage in dead:
                 continue  # a probe, or its request is gone, or nothing better can come
             assert isinstance(asked.message, Pull)
             if not self.may_block(asked.message.key.worker.request, asked.available):
@@ -578,7 +576,7 @@ class Core:
 
     def _ask(self, asked: _Asked) -> list[Effect]:
         owner, message, available = asked
-        for gone in (owner, available.stage) if self.dead else ():
+        for gone in (owner, available.stage):
             if gone in self.dead:
                 reason = f"died: stage {gone} is gone ({describe(message)})"
                 return [Landed(message.number, reason=reason)]

@@ -17,17 +17,18 @@ def main() -> int:
     # A world is a few thousand objects in cycles: found by the dozen they cost less than one by one.
     gc.set_threshold(20_000, 20, 20)
     said, asked = os.environ.get(compiled.WANTED, ""), sys.argv[1:2]
+    wanted = said not in ("", "0")
     try:
         if asked == ["rate"] and said != "0":
             if not compiled.folder().is_dir():
                 print("compiling the simulator: a minute or two, once", file=sys.stderr)
             compiled.build()
             compiled.use()
-        elif said not in ("", "0") and asked != ["compile"]:
+        elif wanted and asked != ["compile"]:
             compiled.use()
     except compiled.Unbuilt as error:
         print(f"ppsim: {error}", file=sys.stderr)
-        if said not in ("", "0"):
+        if wanted:
             return 2
     from .cli import main as command
 

@@ -1,8 +1,9 @@
 """The ``ppsim`` command.
 
-Exit codes: 0 all is well, 2 wrong usage, 3 the code under test crashed, 4 something never happens
-(liveness), 5 the outcome is not a single rank's (sameness), 6 something is left over (leak), 7 a
-mutant survives, 8 an exploration or the mutants were cut, 9 a record is no run of the model.
+Exit codes: 0 all is well, 2 wrong usage, or what should be compiled is not, 3 the code under test
+crashed, 4 something never happens (liveness), 5 the outcome is not a single rank's (sameness), 6
+something is left over (leak), 7 a mutant survives, 8 an exploration or the mutants were cut, 9 a record
+is no run of the model.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from .commands import (
     rate,
     run,
 )
+from .compiled import Unbuilt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     options = _parser().parse_args(argv)
-    result: Answer = options.run(options)
+    try:
+        result: Answer = options.run(options)
+    except Unbuilt as error:
+        print(error)
+        result = 2, {}
     code, answer = result
     if options.json:
         print(json.dumps(answer))

@@ -78,10 +78,10 @@ def drawn(draw: random.Random, made: Case, kinds: set[str], by: float) -> Iterat
     calls = [at for at, s in enumerate(block) if isinstance(s, Call)]
     lot = draw.random()
     if calls and "raise" in kinds and made.stages > 2 and lot < 0.6:
-        # Or before a call that a stage between the others may have to give: it is made on some, then.
+        # Before a call that a stage between the others may have to give: it is made on some, then.
         step, stage = draw.randrange(calls[0] + 1), draw.randrange(1, made.stages - 1)
     elif reads and lot < 0.7:
-        # As often as not it goes wrong where the block has something to do, or is about to.
+        # Otherwise, mostly where the block has something to do, or is about to.
         step, location = reads[-1] if kinds == {"die"} else draw.choice(reads)
         stage = next((n for n, found in enumerate(visits(made)) if location in found), stage)
     peer = draw.choice([other for other in range(made.stages) if other != stage])

@@ -210,9 +210,8 @@ class Seated(Frame):
             return False
         if not link.ready(numbers):
             yield from link.wait(numbers)
-        values = link.values(numbers)
-        for position, (node, _, _) in enumerate(self._plan):
-            node.settle(values[position])
+        for (node, _, _), value in zip(self._plan, link.values(numbers), strict=True):
+            node.settle(value)
         self._plan = []
         want = self._unfinished
         if isinstance(want, Use) and self._call is not None:

@@ -8,8 +8,6 @@ import time
 from .. import compiled
 from . import Answer, Command
 
-UNBUILT = 3
-
 
 def add(command: Command) -> None:
     """Name the command."""
@@ -19,11 +17,7 @@ def add(command: Command) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """``ppsim compile``."""
     began = time.monotonic()
-    try:
-        folder = compiled.build()
-    except compiled.Unbuilt as error:
-        print(error)
-        return UNBUILT, {}
+    folder = compiled.build()
     took = time.monotonic() - began
     print(f"compiled into {folder} in {took:.0f} s; it is used where {compiled.WANTED}=1")
     return 0, {"folder": str(folder), "seconds": round(took, 3)}

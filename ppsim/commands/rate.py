@@ -47,10 +47,10 @@ def run(options: argparse.Namespace) -> Answer:
             runs[name] = found
     rates = measure(runs, options.seconds)
     mine = rates["ppsim"][0]
+    how = "compiled" if compiled.active() else "not compiled"
     against: dict[str, Any] = {}
     for name, (events, executions) in rates.items():
         beside = "" if name == "ppsim" else f", ppsim is {mine / events:.1f} times as fast"
-        how = "compiled" if compiled.active() else "not compiled"
         print(
             f"{name}: {events:,.0f} events/s, {executions:,.0f} executions/s (one core, {how}){beside}"
         )

@@ -15,14 +15,12 @@ from ppsim import compiled, fuzz
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _ppsim(
-    *words: str, cache: Path, wanted: str = "1", root: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
+def _ppsim(*words: str, cache: Path, wanted: str = "1") -> subprocess.CompletedProcess[str]:
     env = {
-        **os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(root), compiled.WANTED: wanted
+        **os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), compiled.WANTED: wanted
     }  # fmt: skip
     return subprocess.run(
-        [sys.executable, "-m", "ppsim", *words], cwd=root, env=env, capture_output=True, text=True
+        [sys.executable, "-m", "ppsim", *words], cwd=ROOT, env=env, capture_output=True, text=True
     )
 
 

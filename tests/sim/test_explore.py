@@ -98,7 +98,7 @@ def test_states_that_differ_have_different_digests(monkeypatch: pytest.MonkeyPat
                     (
                         name,
                         sorted(
-                            repr((key, entry.location, entry.token, sorted(entry.peers)))
+                            repr((key, [getattr(entry, name) for name in entry.__slots__]))
                             for key, entry in dict.items(state.buffer)
                         ),
                         dict(dict.items(state.waiting)),

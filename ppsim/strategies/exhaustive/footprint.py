@@ -293,10 +293,6 @@ class _Members(set[Any]):
         self._note(True)
         set.discard(self, member)
 
-    def __len__(self) -> int:
-        self._note(False)
-        return set.__len__(self)
-
     def __contains__(self, member: Any) -> bool:
         self._note(False)
         return set.__contains__(self, member)
