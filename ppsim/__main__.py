@@ -21,7 +21,7 @@ def main() -> int:
     try:
         if asked == ["rate"] and said != "0":
             if not compiled.folder().is_dir():
-                print("compiling the simulator: a minute or two, once", file=sys.stderr)
+                print("compiling the simulator: some minutes, once", file=sys.stderr)
             compiled.build()
             compiled.use()
         elif wanted and asked != ["compile"]:

@@ -45,28 +45,6 @@ KEPT = 3
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-_SCRIPT = """
-import os, sys
-from concurrent.futures import ThreadPoolExecutor
-from mypyc.build import mypycify
-from setuptools import setup
-from setuptools.command.build_ext import build_ext
-
-class Parallel(build_ext):
-    def build_extensions(self):
-        one = self.compiler.compile
-        def compile(sources, *args, **named):
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made = pool.map(lambda source: one([source], *args, **named), sources)
-                return [file for files in made for file in files]
-        self.compiler.compile = compile
-        super().build_extensions()
-
-level, *sources = sys.argv[1:]
-extensions = mypycify(sources, opt_level=level, debug_level="0", multi_file=True)
-script = ["build_ext", "--build-lib", "made"]
-setup(name="compiled", script_args=script, ext_modules=extensions, cmdclass={"build_ext": Parallel})
-"""
 
 
 class Unbuilt(Exception):
@@ -80,8 +58,8 @@ def _sources() -> list[str]:
 
 def folder() -> Path:
     """Where the build of the sources as they stand belongs, for this interpreter."""
-    digest = hashlib.sha256(f"{sys.version} {platform.machine()} {_SCRIPT}".encode())
-    for path in _sources():
+    digest = hashlib.sha256(f"{sys.version} {platform.machine()}".encode())
+    for path in ("ppsim/extensions.py", *_sources()):
         digest.update((_ROOT / path).read_bytes())
     home = os.environ.get("XDG_CACHE_HOME")
     cache = (Path(home) if home else Path.home() / ".cache") / "ppsim"
@@ -110,7 +88,7 @@ def build(optimize: int = 3) -> Path:
             shutil.copytree(_ROOT / package, Path(place, package), ignore=_beside)
         path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, str(optimize), *_sources()],
+            [sys.executable, "-m", "ppsim.extensions", str(optimize), *_sources()],
             cwd=place,
             env={**os.environ, "PYTHONPATH": path, "MYPYPATH": place},
             stdout=subprocess.PIPE,
@@ -146,13 +124,16 @@ class _Finder:
         return importlib.util.spec_from_file_location(name, file) if file.is_file() else None
 
 
-def use() -> None:
+def use(made: Path | None = None) -> None:
     """Import the compiled modules from here on, in place of their sources.
 
+    Args:
+        made: the folder that they are in; without one that of the sources as they stand.
+
     Raises:
-        Unbuilt: the sources as they stand have not been built, or are imported already.
+        Unbuilt: nothing was built there, or the modules are imported already.
     """
-    made = folder()
+    made = made or folder()
     if not made.is_dir():
         raise Unbuilt("nothing is compiled of the sources as they stand: python -m ppsim compile")
     early = [module for module in MODULES if module in sys.modules]
