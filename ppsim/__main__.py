@@ -14,8 +14,8 @@ def main() -> int:
 
     `rate`, which is about speed alone, wants them unless it is told otherwise, and makes them.
     """
-    # A world is a few thousand objects in cycles: found by the dozen they cost less than one by one.
-    gc.set_threshold(20_000, 20, 20)
+    # A world is a few thousand objects in cycles: found by the handful they cost less than one by one.
+    gc.set_threshold(10_000, 20, 20)
     said, asked = os.environ.get(compiled.WANTED, ""), sys.argv[1:2]
     wanted = said not in ("", "0")
     try:
@@ -32,6 +32,7 @@ def main() -> int:
             return 2
     from .cli import main as command
 
+    gc.freeze()  # what is imported stays
     return command()
 
 

@@ -44,6 +44,8 @@ WANTED = "PPSIM_COMPILED"
 KEPT = 3
 
 _ROOT = Path(__file__).resolve().parents[1]
+#: What the names of folders begin with in which some process builds.
+_UNDER_WAY = "making-"
 _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -83,7 +85,7 @@ def build(optimize: int = 3) -> Path:
             raise Unbuilt(f"compiling needs {package}: pip install 'mypy[mypyc]' setuptools")
     cache = into.parent
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as place:
+    with tempfile.TemporaryDirectory(dir=cache, prefix=_UNDER_WAY) as place:
         for package in ("ppcore", "ppsim"):
             shutil.copytree(_ROOT / package, Path(place, package), ignore=_beside)
         path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -99,8 +101,8 @@ def build(optimize: int = 3) -> Path:
             raise Unbuilt(f"the modules do not compile:\n{done.stdout[-4000:]}")
         if not into.is_dir():  # another process may have been faster
             Path(place, "made").rename(into)
-    builds = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in builds[KEPT:]:
+    builds = [path for path in cache.iterdir() if not path.name.startswith(_UNDER_WAY)]
+    for old in sorted(builds, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
     return into
 

@@ -24,8 +24,8 @@ CONFIG_KEY = "ppcore"
 class VLLM(NNsightVLLM):
     """A vLLM engine whose internals can be traced, on any number of pipeline stages.
 
-    The same arguments as ``nnsight.modeling.vllm.VLLM``; engine arguments go to vLLM. With
-    ``pipeline_parallel_size=1`` it behaves as that class does.
+    The same arguments as ``nnsight.modeling.vllm.VLLM``, whose first may be a `Path` too; engine
+    arguments go to vLLM. With ``pipeline_parallel_size=1`` it behaves as that class does.
 
     Args:
         pull_timeout_s: how long a rank waits for a value of another stage before the trace ends with
@@ -58,6 +58,8 @@ class VLLM(NNsightVLLM):
         self._block_timeout_s = block_timeout_s
         self._transport = transport
         self._timeline = TimelineFile(timeline) if timeline is not None else None
+        if args and isinstance(args[0], os.PathLike):
+            args = (os.fspath(args[0]), *args[1:])  # vLLM takes a name
         if args and isinstance(args[0], str):
             config.local(args[0])
             self._require_v1_model_runner()  # before vLLM's own configuration trips over it
