@@ -53,6 +53,9 @@ def _bounds(result: dict[str, Any]) -> list[str]:
     if "core" in result:
         core = result["core"]
         rows.append(("an access of the core, the slowest, us", core["worst"], core["at_most"]))
+        if core.get("compiled"):
+            worst = max(cell["us"] for cell in core["compiled"])
+            rows.append(("the same, compiled, as in the simulator", worst, core["at_most"]))
     if "untraced" in result:
         rows.append(
             ("untraced requests, to vLLM's own worker", result["untraced"]["ratio"], _UNTRACED)
@@ -103,14 +106,15 @@ def _said(part: dict[str, Any], what: str) -> str:
 
 def _core(part: dict[str, Any]) -> list[str]:
     stages = sorted({cell["stages"] for cell in part["cells"]})
-    worst = {s: max(c["us"] for c in part["cells"] if c["stages"] == s) for s in stages}
+    rows = []
+    for name, cells in (("as it stands", part["cells"]), ("compiled", part.get("compiled"))):
+        if cells:
+            worst = (max(c["us"] for c in cells if c["stages"] == number) for number in stages)
+            rows.append([name, *(f"{found:.2f}" for found in worst)])
     return [
-        _said(part, "The core, microseconds an access"),
+        _said(part, "The core, microseconds an access, the slowest stage"),
         "",
-        *pages.table(
-            ["stages", *map(str, stages)],
-            [["slowest stage", *(f"{worst[s]:.2f}" for s in stages)]],
-        ),
+        *pages.table(["stages", *map(str, stages)], rows),
     ]
 
 

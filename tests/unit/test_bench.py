@@ -61,9 +61,11 @@ def test_the_picture_shows_every_series(tmp_path):
     assert path.read_text().startswith("<?xml")
 
 
-def test_an_access_is_measured_on_each_stage(monkeypatch):
+def test_an_access_is_measured_on_each_stage(monkeypatch, tmp_path):
     monkeypatch.setattr(core, "STAGES", (2, 4))
+    monkeypatch.setattr(core.compiled, "folder", lambda: tmp_path / "none")
     found = core.run()
+    assert found["compiled"] == [] and core.table(found)
     assert [(c["stages"], c["stage"]) for c in found["cells"]] == [
         (2, 0), (2, 1), (4, 0), (4, 2), (4, 3),
     ]  # fmt: skip
@@ -150,6 +152,10 @@ def test_a_bound_that_is_not_met_is_said_to_be():
     part = {"cells": [{"stages": 2, "stage": 0, "us": 4.0}], "worst": 4.0, "at_most": 3.0}
     assert "| 4 | 3 | **not met** |" in page.markdown({"core": part})
     assert "| 4 | 4 | met |" in page.markdown({"core": part | {"at_most": 4.0}})
+    text = page.markdown({"core": part | {"compiled": [{"stages": 2, "stage": 0, "us": 2.5}]}})
+    assert (
+        "compiled, as in the simulator | 2.5 | 3 | met |" in text and "| compiled | 2.50 |" in text
+    )
 
 
 def test_every_part_has_its_table():
