@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class _Parallel(build_ext):  # type: ignore[misc]
 
 def _is_gcc() -> bool:
     """Whether the C compiler is the one whose words for profiles are spoken here."""
-    words = [*os.environ.get("CC", "gcc").split(), "-dM", "-E", "-x", "c", os.devnull]
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    words = [*compiler.split(), "-dM", "-E", "-x", "c", os.devnull]
     try:
         said = subprocess.run(words, capture_output=True, text=True).stdout
     except OSError:

@@ -47,6 +47,38 @@ def test_compiled_runs_are_the_same_to_the_last_event(
         assert refused.returncode == 1 and "needs the sources" in refused.stderr, refused
 
 
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_what_is_compiled_for_speed_is_compiled_with_what_a_run_taught(tmp_path: Path) -> None:
+    package = tmp_path / "ppsim"
+    package.mkdir()
+    for name in ("compiled.py", "extensions.py"):
+        shutil.copy(ROOT / "ppsim" / name, package)
+    (package / "__init__.py").touch()
+    (package / "small.py").write_text("def twice(number: int) -> int:\n    return 2 * number\n")
+    (package / "other.py").write_text("from ppsim.small import twice\n\nFOUR = twice(2)\n")
+    (package / "fuzz.py").write_text(
+        "from ppsim.small import twice\n\n\ndef executions(first, count):\n"
+        "    return map(twice, range(first, first + count))\n"
+    )
+
+    def python(*words: str) -> str:
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "MYPYPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    said = python("-m", "ppsim.extensions", "3", "ppsim/other.py", "ppsim/small.py")
+    learned = list(tmp_path.rglob("*__native*.gcda"))
+    assert learned, "the first build counted nothing"
+    assert "-fprofile-use" in said and "missing-profile" not in said.replace("-Wno-missing", "")
+    use = "from pathlib import Path; from ppsim import compiled; compiled.use(Path('made').absolute())"
+    shown = "from ppsim import small; print(small.__file__, small.twice(4))"
+    file, answer = python("-c", f"{use}; {shown}").split()
+    assert file.startswith(str(tmp_path / "made")) and answer == "8"
+
+
 def test_other_sources_need_another_build(tmp_path: Path) -> None:
     for package in ("ppcore", "ppsim"):
         shutil.copytree(
