@@ -31,6 +31,13 @@ TURNS, REPETITIONS = 5, 15
 AT_MOST = 3.0
 
 _WORKER = Worker("measured")
+_COMPILED = """
+import json
+from ppsim import compiled
+compiled.use()
+from bench import core
+print(json.dumps(core.here()))
+"""
 
 
 def _schedule(stages: int) -> tuple[Schedule, list[str]]:
@@ -81,15 +88,6 @@ def run() -> dict[str, Any]:
         elsewhere = json.loads(done.stdout)
     worst = max(cell["us"] for cell in cells)
     return {"cells": cells, "worst": worst, "at_most": AT_MOST, "compiled": elsewhere}
-
-
-_COMPILED = """
-import json
-from ppsim import compiled
-compiled.use()
-from bench import core
-print(json.dumps(core.here()))
-"""
 
 
 def here() -> list[dict[str, Any]]:

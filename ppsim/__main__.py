@@ -22,8 +22,7 @@ def main() -> int:
         if asked == ["rate"] and said != "0":
             if not compiled.folder().is_dir():
                 print("compiling the simulator: some minutes, once", file=sys.stderr)
-            compiled.build()
-            compiled.use()
+            compiled.use(compiled.build())
         elif wanted and asked != ["compile"]:
             compiled.use()
     except compiled.Unbuilt as error:

@@ -40,6 +40,8 @@ MODULES = (
 
 #: The variable that says whether compiled modules are wanted: 1 or 0.
 WANTED = "PPSIM_COMPILED"
+#: Below the folder that is compiled in, where the compiled modules are put.
+MADE = "made"
 #: How many builds are kept, the one that was made last included.
 KEPT = 3
 
@@ -100,7 +102,7 @@ def build(optimize: int = 3) -> Path:
         if done.returncode:
             raise Unbuilt(f"the modules do not compile:\n{done.stdout[-4000:]}")
         if not into.is_dir():  # another process may have been faster
-            Path(place, "made").rename(into)
+            Path(place, MADE).rename(into)
     builds = [path for path in cache.iterdir() if not path.name.startswith(_UNDER_WAY)]
     for old in sorted(builds, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)

@@ -10,28 +10,25 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from mypyc.build import mypycify
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-#: Where the compiled modules belong.
-MADE = Path("made")
+from .compiled import MADE
+
 #: How many generated executions the C compiler learns from which ways are taken.
 LEARNED = 600
 
 #: No function is replaced by another library's.
 _ALWAYS = ["-fno-semantic-interposition", "-fno-plt"]
 _COUNT = ["-fprofile-generate"]
-_COUNTED = [
-    "-flto=auto", "-fprofile-use", "-fprofile-partial-training", "-Wno-missing-profile", "-Wno-error",
-]  # fmt: skip
+_COUNTED = ["-flto=auto", "-fprofile-use", "-fprofile-partial-training", "-Wno-error"]
 _LEARN = f"""
 from pathlib import Path
 from ppsim import compiled
-compiled.use(Path({str(MADE)!r}).absolute())
+compiled.use(Path(compiled.MADE).absolute())
 from ppsim import fuzz
 for _ in fuzz.executions(0, {LEARNED}):
     pass
@@ -75,7 +72,7 @@ def main(level: str, *sources: str) -> None:
         for extension, (compiling, linking) in zip(extensions, own, strict=True):
             extension.extra_compile_args = [*compiling, *flags]
             extension.extra_link_args = [*linking, *flags, f"-O{level}"]
-        script = ["build_ext", "--force", "--build-lib", str(MADE)]
+        script = ["build_ext", "--force", "--build-lib", MADE]
         setup(
             name="compiled", script_args=script, ext_modules=extensions,
             cmdclass={"build_ext": _Parallel},
