@@ -7,6 +7,8 @@ from typing import Any
 from greenlet import getcurrent
 from nnsight.intervention.envoy import Envoy
 
+from .subtree import Shipped
+
 
 class StagedCall:
     """Mixed into an envoy class: an ad-hoc call inside a block runs where the modules are real."""
@@ -20,5 +22,5 @@ class StagedCall:
         return calls.call(mediator(), self, run, args, kwargs)
 
 
-class PPEnvoy(StagedCall, Envoy):
+class PPEnvoy(Shipped, StagedCall, Envoy):
     """An [`Envoy`] of a model that may be split into stages."""

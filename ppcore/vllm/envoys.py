@@ -10,9 +10,10 @@ from nnsight.modeling.vllm.fragments import VLLMFragments
 
 from ..runtime.envoy import PPEnvoy, StagedCall
 from ..runtime.stubs import is_stub
+from ..runtime.subtree import Shipped
 
 
-class StagedParallelEnvoy(StagedCall, ParallelEnvoy):
+class StagedParallelEnvoy(Shipped, StagedCall, ParallelEnvoy):
     """nnsight's envoy of a tensor-parallel layer, which may be on another stage."""
 
 
