@@ -212,6 +212,8 @@ ANATOMIES: dict[str, Anatomy] = {
         inner=("ffn_norm", "feed_forward"),
         mlp="feed_forward",
         norm="model.embedding_norm",
+        # On one stage too, what a request's short convolutions make depends on which requests share its step.
+        settings={"max_num_seqs": 1},
         why="short convolutions and attention in turn",
     ),
 }
