@@ -136,8 +136,11 @@ class Schedule:
         slots = self.slots.get(location) or self._slots(location)
         if slots is None:
             return None
-        turn = occurrence // len(slots)
-        stage, index = slots[occurrence - turn * len(slots)]
+        if len(slots) == 1:  # as most are
+            (stage, index), turn = slots[0], occurrence
+        else:
+            turn = occurrence // len(slots)
+            stage, index = slots[occurrence - turn * len(slots)]
         return made(Place, (turn, index)), stage
 
     def place(self, location: str, occurrence: int) -> Place:
@@ -180,6 +183,8 @@ class Schedule:
             slots = self._slots(location) or ()
             indices = self._indices[location] = tuple(slot.index for slot in slots)
         turn, index = place
+        if len(indices) == 1:
+            return turn + 1 if indices[0] < index else turn
         return turn * len(indices) + bisect_left(indices, index)
 
     def local_occurrence(self, location: str, stage: int, turn: int, visited: int) -> int | None:
