@@ -23,6 +23,8 @@ from nnsight.intervention.serialization import DEFAULT_PROTOCOL, CustomCloudPick
 
 #: What travels as a reference: the far side has its own.
 _REFERENCES = ("_module", "interleaver")
+#: An envoy's own lists and dicts. Any other is a user's, and may be known to the block by another name.
+_CONTAINERS = ("_aliases", "_child_map", "_children", "_edits", "_envoys", "_rename")
 
 
 class Subtree:
@@ -33,6 +35,7 @@ class Subtree:
     """
 
     def __init__(self, top: Envoy) -> None:
+        self.top = top
         self._envoys = list(_below(top))
         places = {id(envoy): place for place, envoy in enumerate(self._envoys)}
         parents = [places.get(id(envoy.parent)) for envoy in self._envoys]
@@ -51,7 +54,7 @@ class Subtree:
                     if id(state[name]) not in places:
                         places[id(state[name])] = len(places)
                         self.references.append(state[name])
-                elif _settled(state[name], places):
+                elif _settled(state[name], places, inside=name in _CONTAINERS):
                     were[name] = _copied(state[name])
                 else:
                     self.beside.append((place, name, state.pop(name)))
@@ -112,10 +115,12 @@ def _reduced(envoy: Envoy) -> tuple | None:
         envoy = parent
     if parent is None:
         return None
+    # By path: trees that a rank made for a request have its interleaver too, and must not stay.
     kept = vars(envoy.interleaver).setdefault("_subtrees", {})
-    subtree = kept.get(envoy)
-    if subtree is None or not subtree.holds():
-        kept[envoy] = subtree = Subtree(envoy) if all(map(_known, _below(envoy))) else _Other()
+    subtree = kept.get(envoy.path)
+    if subtree is None or subtree.top is not envoy or not subtree.holds():
+        known = all(map(_known, _below(envoy)))
+        kept[envoy.path] = subtree = Subtree(envoy) if known else _Other(envoy)
     if isinstance(subtree, _Other):
         return None
     if steps:
@@ -125,6 +130,9 @@ def _reduced(envoy: Envoy) -> tuple | None:
 
 class _Other:
     """In the place of a subtree with envoys of other classes, which say themselves how they travel."""
+
+    def __init__(self, top: Envoy) -> None:
+        self.top = top
 
     def holds(self) -> bool:
         return True
@@ -146,12 +154,17 @@ def _below(top: Envoy) -> Iterator[Envoy]:
         yield from _below(child)
 
 
-def _settled(value: Any, places: dict[int, int]) -> bool:
-    """Whether comparing finds every change of it: it is made of names, classes and the tree's envoys."""
-    if type(value) is dict:
-        return all(_settled(each, places) for item in value.items() for each in item)
-    if type(value) in (list, tuple):
-        return all(_settled(each, places) for each in value)
+def _settled(value: Any, places: dict[int, int], *, inside: bool) -> bool:
+    """Whether comparing finds every change of it: it is a name, a class or an envoy of the tree.
+
+    Args:
+        inside: whether it may be made of such.
+    """
+    if inside and type(value) is dict:
+        parts = [each for item in value.items() for each in item]
+        return all(_settled(each, places, inside=True) for each in parts)
+    if inside and type(value) in (list, tuple):
+        return all(_settled(each, places, inside=True) for each in value)
     if isinstance(value, Envoy):
         return id(value) in places
     return value is None or type(value) is str or isinstance(value, type)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -165,6 +167,17 @@ class TestIsMadeOnce:
         dumps(elsewhere)  # the modules have other paths there
         assert root.far(root).trunk.embed._module is root.trunk.embed._module
 
+    def test_and_trees_that_were_made_for_a_request_do_not_stay(self, root: Root) -> None:
+        gone = []
+        for _ in range(3):
+            far = root.far(root)
+            dumps(far)
+            gone.append(weakref.ref(far.trunk.layers[0]))
+        root.far(root)
+        del far
+        gc.collect()
+        assert [found() for found in gone] == [None] * 3
+
 
 class TestWhatMayChange:
     """Values that say nothing when they change travel beside the pickle, as they are then."""
@@ -191,8 +204,8 @@ class TestWhatMayChange:
         root.trunk.layers[0].mark = torch.ones(2)
         assert root.far(root).trunk.layers[0].mark.tolist() == [1, 1]
 
-    def test_is_the_object_that_the_block_names_too(self, root: Root) -> None:
-        shared = torch.zeros(2)
+    @pytest.mark.parametrize("shared", [torch.zeros(2), ["a"], {"a": "b"}], ids=str)
+    def test_is_the_object_that_the_block_names_too(self, root: Root, shared: Any) -> None:
         root.trunk.layers[0].mark = shared
         for _ in range(2):
             far, same = root.far((root, shared))
