@@ -340,11 +340,10 @@ class Core:
 
     def wanted(self, worker: Worker, location: str) -> int:
         """The occurrence of ``location`` that a relaxed request made now would ask for."""
-        request = self._requests[worker.request]
-        clock = request.workers[worker.block].clock
-        if clock[0] == END:
+        clock = self._worker(worker).clock
+        if clock.turn == END:
             # After the result: what one rank has counted are the turns that there were.
-            clock = Place(len(request.rounds), BEFORE)
+            clock = Place(len(self._requests[worker.request].rounds), BEFORE)
         return self.schedule.before(location, clock)
 
     def knows(self, location: str) -> bool:
@@ -369,7 +368,7 @@ class Core:
         Asked again for an access that was gated, it gets a new decision under the same name: see
         [`again`][ppcore.core.Core.again].
         """
-        state = self._requests[worker.request].workers[worker.block]
+        state = self._worker(worker)
         key = made(Key, (worker, state.next_access))
         state.next_access += 1
         state.touched[key.access] = location
@@ -411,7 +410,7 @@ class Core:
 
     def served(self, worker: Worker, place: Place) -> None:
         """The forward served the worker's local access at ``place``."""
-        state = self._requests[worker.request].workers[worker.block]
+        state = self._worker(worker)
         if place < state.clock:
             raise AssertionError(f"{worker} was served {place} behind its clock {state.clock}")
         state.clock = place

@@ -35,7 +35,6 @@ class Subtree:
     """
 
     def __init__(self, top: Envoy) -> None:
-        self.top = top
         self._envoys = list(_below(top))
         places = {id(envoy): place for place, envoy in enumerate(self._envoys)}
         parents = [places.get(id(envoy.parent)) for envoy in self._envoys]
@@ -117,25 +116,16 @@ def _reduced(envoy: Envoy) -> tuple | None:
         return None
     # By path: trees that a rank made for a request have its interleaver too, and must not stay.
     kept = vars(envoy.interleaver).setdefault("_subtrees", {})
-    subtree = kept.get(envoy.path)
-    if subtree is None or subtree.top is not envoy or not subtree.holds():
-        known = all(map(_known, _below(envoy)))
-        kept[envoy.path] = subtree = Subtree(envoy) if known else _Other(envoy)
-    if isinstance(subtree, _Other):
-        return None
+    top, subtree = kept.get(envoy.path, (None, None))
+    # Whoever is reached from the top leaves it to that to see whether it has changed.
+    if top is not envoy or not (steps or subtree is None or subtree.holds()):
+        subtree = Subtree(envoy) if all(map(_known, _below(envoy))) else None
+        kept[envoy.path] = envoy, subtree
+    if subtree is None:
+        return None  # envoys of other classes say themselves how they travel
     if steps:
         return _descend, (envoy, steps)
     return _restore, (subtree.payload, subtree.references), subtree.beside or None
-
-
-class _Other:
-    """In the place of a subtree with envoys of other classes, which say themselves how they travel."""
-
-    def __init__(self, top: Envoy) -> None:
-        self.top = top
-
-    def holds(self) -> bool:
-        return True
 
 
 def _known(envoy: Envoy) -> bool:
