@@ -35,6 +35,11 @@ a message arrives, or the columns of a stage would part.
 until every peer has released it or the request has drained. A pull of a value that is not published
 yet waits at the owner; one that can never be published is answered *never*, with the reason.
 
+*Ahead.* A block that looks at one value after the other makes a row of pulls; what the row tells of those
+to come is asked for with the last (see [`ppcore.series`][]). These are pulls like others, made early: for
+the owner there is no difference, and here an answer waits until the block makes the pull. A guess that
+was wrong costs a message and changes nothing.
+
 *Calls.* A module that a block calls is real on some stage, its *home*. The arguments are complete
 where the worker's clock stands, the *caller*: that stage gives them to the home, which computes at
 once and publishes the result. So a call's result, like a read's, can be had from the place at which
@@ -62,11 +67,13 @@ from .messages import (
     Never,
     Probe,
     Pull,
+    Pulls,
     Release,
     Reply,
     Worker,
 )
 from .schedule import BEFORE, REPLICATED, Place, Schedule, made
+from .series import MOST, Series, stem
 
 #: The turn of what comes after a request's last turn.
 END: Final = 1 << 62
@@ -157,7 +164,7 @@ class _Entry:
 
 class _Worker:
     __slots__ = (
-        "called", "clock", "finished", "next_access", "served_turn", "touched", "ungiven"
+        "ahead", "called", "clock", "finished", "next_access", "served_turn", "touched", "ungiven"
     )  # fmt: skip
 
     def __init__(self, clock: Place) -> None:
@@ -175,12 +182,14 @@ class _Worker:
         self.ungiven: int | None = None
         # Access -> the location it touched, for comparing with what peers ask for.
         self.touched: dict[int, str] = {}
+        # Accesses to come of which something is asked for ahead.
+        self.ahead: set[int] = set()
 
 
 class _Request:
     __slots__ = (
         "buffer", "done", "ended", "failed", "held", "names", "released", "rounds", "said_done",
-        "waiting", "workers",
+        "series", "waiting", "workers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -192,6 +201,8 @@ class _Request:
         self.waiting: dict[Key, list[tuple[int, Pull]]] = {}
         # What this rank has asked for: a name is asked for once.
         self.names: dict[Key, dict[tuple[str, str], int]] = {}
+        # (block, stem of the locations, expression) -> how this rank's worker has pulled them.
+        self.series: dict[tuple[str, str, str], Series] = {}
         # Peers that will not ask for a value that is not published yet.
         self.released: dict[Key, set[int]] = {}
         self.held: dict[int, str] = {}
@@ -250,6 +261,8 @@ class Core:
         self._asked: dict[int, _Asked] = {}
         # The pulls that `names` lists, answered or not.
         self._pulled: dict[int, _Asked] = {}
+        # Pulls that nobody here has made yet, asked for ahead -> their answer, once it is here.
+        self._ahead: dict[int, Landed | None] = {}
 
     # --- rounds and requests ------------------------------------------------------------------
 
@@ -302,6 +315,8 @@ class Core:
         if state is None or state.said_done:
             return []
         state.said_done = True
+        for names in state.names.values():
+            self._not_wanted(names.values())
         effects: list[Effect] = [
             effect for name in state.workers for effect in self.finish(Worker(request, name))
         ]
@@ -372,7 +387,15 @@ class Core:
         key = made(Key, (worker, state.next_access))
         state.next_access += 1
         state.touched[key.access] = location
+        if key.access in state.ahead:
+            state.ahead.remove(key.access)
+            self._comes(key, location)
         return self._decide(state, key, location, occurrence)
+
+    def _comes(self, key: Key, location: str) -> None:
+        """An access comes of which something is asked for ahead: in vain, if it is of another location."""
+        names = self._requests[key.worker.request].names.get(key, {})
+        self._not_wanted(number for (expected, _), number in names.items() if expected != location)
 
     def again(self, key: Key, location: str, occurrence: int) -> Decision:
         """Decide anew for an access that was gated."""
@@ -551,20 +574,83 @@ class Core:
 
         ``available`` says from when on the value can be had.
 
+        What the pulls so far make likely is asked for ahead: see `ppcore.series`. It is there for a pull
+        of that name, and as if it were not until there is one.
+
         Returns the pull's number and what to do.
         """
         names = self._request(key.worker.request).names.setdefault(key, {})
         name = (location, expression)
         number = names.get(name)
-        if number is not None:
+        asks: list[_Asked] = []
+        effects: list[Effect] = []
+        if number is None:
+            asks = [self._numbered(key, location, expression, owner, available)]
+            number = names[name] = asks[0].message.number
+        elif number in self._ahead:
+            effects = self._wanted(number, available)
+        else:
             return number, []
-        self._numbers += 1
-        number = names[name] = self._numbers
         self.counters.pulls += 1
-        asked = self._pulled[number] = made(
-            _Asked, (owner, Pull(number, key, location, expression), available)
-        )
-        return number, self._ask(asked)
+        if available.stage == owner and key.access != STATIC and owner not in self.dead:
+            asks += self._read_ahead(key, location, expression, owner, available)
+        return number, effects + self._ask(asks) if asks else effects
+
+    def _numbered(
+        self, key: Key, location: str, expression: str, owner: int, available: Available
+    ) -> _Asked:
+        self._numbers += 1
+        message = Pull(self._numbers, key, location, expression)
+        asked = self._pulled[message.number] = made(_Asked, (owner, message, available))
+        return asked
+
+    def _wanted(self, number: int, available: Available) -> list[Effect]:
+        """What was asked for ahead is pulled now."""
+        asked = self._pulled[number] = self._pulled[number]._replace(available=available)
+        landed = self._ahead.pop(number)
+        if landed is not None:
+            return [landed]
+        self._asked[number] = asked
+        return []
+
+    def _not_wanted(self, numbers: Iterable[int]) -> None:
+        """None of these will be pulled: if their answers come they are nobody's."""
+        for number in numbers:
+            if number in self._ahead:
+                del self._ahead[number]
+
+    def _read_ahead(
+        self, key: Key, location: str, expression: str, owner: int, available: Available
+    ) -> list[_Asked]:
+        """What the worker will pull next, as far as its series of pulls tells."""
+        request = self._requests[key.worker.request]
+        worker = request.workers.get(key.worker.block)
+        if worker is None:
+            return []
+        name = (key.worker.block, stem(location), expression)
+        series = request.series.get(name)
+        if series is None:
+            if len(request.series) == MOST:
+                request.series.clear()
+            request.series[name] = Series(key.access, location)
+            return []
+        asks: list[_Asked] = []
+        for access, following in series.goes_on(key.access, location):
+            later = made(Key, (key.worker, access))
+            names = request.names.setdefault(later, {})
+            if (
+                access < worker.next_access
+                or (following, expression) in names
+                or self.schedule.owners(following) != (owner,)
+            ):
+                break
+            # Whoever pulls it says when it can be had; nobody waits for it before.
+            asked = self._numbered(later, following, expression, owner, available)
+            number = names[following, expression] = asked.message.number
+            self._ahead[number] = None
+            worker.ahead.add(access)
+            asks.append(asked)
+        return asks
 
     def probe(self, owner: int, call: str) -> tuple[int, list[Effect]]:
         """Ask ``owner`` what structure a call of one of its modules would return (opaque text).
@@ -572,24 +658,31 @@ class Core:
         Any rank can answer this at any time, so it may be waited for anywhere.
         """
         self._numbers += 1
-        return self._numbers, self._ask(_Asked(owner, Probe(self._numbers, call), ALWAYS))
+        return self._numbers, self._ask([_Asked(owner, Probe(self._numbers, call), ALWAYS)])
 
-    def _ask(self, asked: _Asked) -> list[Effect]:
-        owner, message, available = asked
+    def _ask(self, asks: list[_Asked]) -> list[Effect]:
+        """Ask one owner for all of these, in one message."""
+        owner, message, available = asks[0]
         for gone in (owner, available.stage):
             if gone in self.dead:
                 reason = f"died: stage {gone} is gone ({describe(message)})"
                 return [Landed(message.number, reason=reason)]
         if self._never_given(owner, message, available):
             return [self._without_arguments(message)]
-        self._asked[message.number] = asked
+        for asked in asks:
+            self._asked[asked.message.number] = asked
+        if len(asks) > 1:
+            pulls = (asked.message for asked in asks)
+            return self._send(owner, Pulls(tuple(pull for pull in pulls if isinstance(pull, Pull))))
         return self._send(owner, message)
 
     def forget(self, key: Key) -> None:
         """Nobody here holds what was pulled of ``key`` any more: asked again, it is pulled again."""
         state = self._requests.get(key.worker.request)
         if state is not None:
-            for number in state.names.pop(key, {}).values():
+            numbers = state.names.pop(key, {}).values()
+            self._not_wanted(numbers)
+            for number in numbers:
                 del self._pulled[number]
 
     def release(self, keys: Iterable[tuple[int, Key]]) -> list[Effect]:
@@ -597,7 +690,10 @@ class Core:
         by_owner: dict[int, list[Key]] = {}
         for owner, key in keys:
             state = self._requests.get(key.worker.request)
-            if state is not None and not state.said_done and owner not in self.dead:
+            if state is None:
+                continue
+            self._not_wanted(state.names.get(key, {}).values())
+            if not state.said_done and owner not in self.dead:
                 by_owner.setdefault(owner, []).append(key)
         effects: list[Effect] = []
         for owner, released in sorted(by_owner.items()):
@@ -691,10 +787,10 @@ class Core:
         match message:
             case Pull():
                 return self._take_pull(peer, message)
+            case Pulls():
+                return [e for pull in message.pulls for e in self._take_pull(peer, pull)]
             case Reply():
-                if self._asked.pop(message.number, None) is None:
-                    return []
-                return [made(Landed, (message.number, token, None))]
+                return self._answered(made(Landed, (message.number, token, None)))
             case Release():
                 for key in message.keys:
                     self._take_release(peer, key)
@@ -705,9 +801,7 @@ class Core:
                 self._request(message.request).held[peer] = message.leaves
                 return []
             case Never():
-                if self._asked.pop(message.number, None) is None:
-                    return []
-                return [Landed(message.number, reason=message.reason)]
+                return self._answered(Landed(message.number, reason=message.reason))
             case Call():
                 # The caller may be ahead, with a request that is not open here yet. A result for which
                 # it is too late is refused to whoever asks for it.
@@ -722,6 +816,15 @@ class Core:
                 return self._take_failed(peer, message)
             case _:
                 return []
+
+    def _answered(self, landed: Landed) -> list[Effect]:
+        """The answer to a pull or probe is here, unless it is no longer asked for."""
+        if self._asked.pop(landed.number, None) is None:
+            return []
+        if landed.number in self._ahead:
+            self._ahead[landed.number] = landed
+            return []
+        return [landed]
 
     def _take_failed(self, peer: int, failed: Failed) -> list[Effect]:
         # A call that was not made there has no arguments: its home will not hear of it.
@@ -788,7 +891,8 @@ class Core:
         for key in list(state.waiting):
             # The peer needs no answer any more; it is told all the same, so that each pull has one.
             for pull in [pull for asker, pull in state.waiting[key] if asker == peer]:
-                effects += self._refuse(peer, pull)
+                reason = f"unreachable: {describe(pull)}: stage {peer} is done with it"
+                effects += self._send(peer, Never(pull.number, reason))
             state.waiting[key] = [found for found in state.waiting[key] if found[0] != peer]
             if not state.waiting[key]:
                 del state.waiting[key]
@@ -812,9 +916,8 @@ class Core:
         effects: list[Effect] = []
         for number, (owner, asked, when) in list(self._asked.items()):
             if peer in (owner, when.stage):
-                del self._asked[number]
                 reason = f"died: stage {peer} is gone ({why}); asked for {describe(asked)}"
-                effects.append(Landed(number, reason=reason))
+                effects += self._answered(Landed(number, reason=reason))
         for name in list(self._requests):
             effects += self._take_done(peer, name)
         return effects
@@ -891,7 +994,8 @@ class Core:
         lines = [
             f"stage {self.stage} (round {self.round}) waits for {describe(asked)} from stage {owner}"
             + (f", due in turn {when.turn}" if when.turn >= 0 else "")
-            for owner, asked, when in self._asked.values()
+            for number, (owner, asked, when) in self._asked.items()
+            if number not in self._ahead
         ]
         for state in self._requests.values():
             for key, found in state.waiting.items():

@@ -46,6 +46,13 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulls:
+    """Several pulls at once; each is as if it came by itself."""
+
+    pulls: tuple[Pull, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Ask what structure a call of one of the owner's modules would return (opaque text)."""
 
@@ -119,11 +126,12 @@ class Bye:
     """The sender's end of the link closes; nothing follows."""
 
 
-Message = Pull | Probe | Call | Reply | Never | Release | Held | Failed | Done | Bye
+Message = Pull | Pulls | Probe | Call | Reply | Never | Release | Held | Failed | Done | Bye
 
 #: What each kind of message is called.
 WORDS: dict[type[Message], str] = {
     Pull: "pull",
+    Pulls: "pulls",
     Probe: "probe",
     Call: "call",
     Reply: "reply",
@@ -136,6 +144,16 @@ WORDS: dict[type[Message], str] = {
 }
 
 
+def pulls_of(message: Message) -> tuple[Pull, ...]:
+    """The pulls that a message carries."""
+    match message:
+        case Pull():
+            return (message,)
+        case Pulls():
+            return message.pulls
+    return ()
+
+
 def _key(key: Key) -> list[object]:
     return [key.worker.request, key.worker.block, key.access]
 
@@ -143,6 +161,11 @@ def _key(key: Key) -> list[object]:
 def _unkey(parts: list[Any]) -> Key:
     request, block, access = parts
     return Key(Worker(str(request), str(block)), int(access))
+
+
+def _unpull(parts: list[Any]) -> Pull:
+    number, key, location, expression = parts
+    return Pull(int(number), _unkey(key), str(location), str(expression))
 
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
@@ -162,6 +185,11 @@ def spell(message: Message) -> str:
                 f"pull [{number},[{_quote(request)},{_quote(block)},{access}],{_quote(location)},"
                 f"{_quote(expression)}]"
             )
+        case Pulls():
+            fields = [
+                [pull.number, _key(pull.key), pull.location, pull.expression]
+                for pull in message.pulls
+            ]
         case Probe():
             fields = [message.number, message.call]
         case Call():
@@ -195,8 +223,9 @@ def parse(text: str) -> Message:
             raise ValueError(f"{len(rest) - end} characters follow")
         match word:
             case "pull":
-                number, key, location, expression = fields
-                return Pull(int(number), _unkey(key), str(location), str(expression))
+                return _unpull(fields)
+            case "pulls":
+                return Pulls(tuple(_unpull(pull) for pull in fields))
             case "probe":
                 return Probe(int(fields[0]), str(fields[1]))
             case "call":

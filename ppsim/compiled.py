@@ -29,10 +29,10 @@ from types import ModuleType
 #: What is compiled: what every event of a run passes through.
 MODULES = (
     "ppcore.core", "ppcore.effects", "ppcore.errors", "ppcore.messages", "ppcore.saves",
-    "ppcore.schedule", "ppcore.seat",
+    "ppcore.schedule", "ppcore.seat", "ppcore.series",
     "ppsim.blocks", "ppsim.cases", "ppsim.engine", "ppsim.failures", "ppsim.faults",
     "ppsim.generate", "ppsim.link", "ppsim.oracle", "ppsim.programs", "ppsim.properties",
-    "ppsim.rank", "ppsim.seated", "ppsim.terms", "ppsim.values", "ppsim.world",
+    "ppsim.rank", "ppsim.rows", "ppsim.seated", "ppsim.terms", "ppsim.values", "ppsim.world",
     "ppsim.commands.against",
     "ppsim.strategies.delay", "ppsim.strategies.pct", "ppsim.strategies.pos",
     "ppsim.strategies.random_walk", "ppsim.strategies.switches",

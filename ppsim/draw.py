@@ -10,7 +10,7 @@ from html import escape
 from .world import Note, World
 
 _LANE, _LEFT, _TOP = 70, 90, 40
-_COLOURS = {"pull": "#1f77b4", "reply": "#2ca02c", "never": "#d62728", "release": "#8c8c8c",
+_COLOURS = {"pull": "#1f77b4", "pulls": "#1f77b4", "reply": "#2ca02c", "never": "#d62728", "release": "#8c8c8c",
             "held": "#9467bd", "failed": "#d62728", "done": "#555555"}  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import random
 from dataclasses import replace
 
 from . import faults as _faults
+from . import rows
 from .cases import Case, Request, visits
 from .programs import (
     Append,
@@ -489,4 +490,5 @@ def case(seed: int, *, faults: bool = True) -> Case:
     made = replace(shape, requests=tuple(requests))
     if not faults:
         return made
+    made = rows.instead(seed, made)
     return replace(made, faults=tuple(_faults.drawn(draw, made, kinds, 0.4 if small else 1.0)))

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ppcore.messages import Done, Failed, Message, Pull, Worker
+from ppcore.messages import Done, Failed, Message, Pull, Pulls, Worker, pulls_of
 
 from .cases import Request
 from .failures import Failure, Leak, Liveness, Sameness
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _shapes: Callable[[bytes], dict[str, str]] = lru_cache(maxsize=256)(json.loads)
 
 #: The messages of which a check depends.
-CHECKED = frozenset({Pull, Failed, Done})
+CHECKED = frozenset({Pull, Pulls, Failed, Done})
 
 
 class Properties:
@@ -77,11 +77,12 @@ class Properties:
 
         ``once``: nobody asks for the same thing twice. ``told``: see there.
         """
-        if type(message) is Pull:
-            name = (stage, column, peer, message.key, message.location, message.expression)
-            if name in self._pulled:
-                raise Leak("once", f"stage {stage} pulls {message.key} twice")
-            self._pulled.add(name)
+        if type(message) is Pull or type(message) is Pulls:
+            for pull in pulls_of(message):
+                name = (stage, column, peer, pull.key, pull.location, pull.expression)
+                if name in self._pulled:
+                    raise Leak("once", f"stage {stage} pulls {pull.key} twice")
+                self._pulled.add(name)
         elif type(message) is Failed:
             self._told.add((stage, column, peer, message.worker))
         elif type(message) is Done:
@@ -152,7 +153,10 @@ class Properties:
     def expired(self, link: Link, request: str, text: str) -> None:
         """``deadline``: a wait of a rank ended by its deadline, with this report."""
         self._late.add(self.world.requests[request].name)
-        asked = [a for a in link.core._asked.values() if a.available.turn >= 0]
+        core = link.core
+        asked = [
+            a for n, a in core._asked.items() if a.available.turn >= 0 and n not in core._ahead
+        ]
         wanted = [f"stage {link.stage} (round {link.core.round})"]
         wanted += [f"turn {a.available.turn}" for a in asked]
         wanted += [f"from stage {a.owner}" for a in asked]
@@ -200,8 +204,9 @@ class Properties:
             ]
 
     def closed(self, rank: Rank) -> None:
-        """A round is over. ``bounded``: nothing is published here that nobody can ask for. ``told``:
-        what had failed elsewhere, as this rank knew, has ended here."""
+        """A round is over. ``bounded``: nothing is published here that nobody can ask for, and no answer
+        kept that nobody here looks at. ``told``: what had failed elsewhere, as this rank knew, has ended
+        here."""
         failed = self._failed.pop((rank.stage, rank.column), ())
         for worker in (w for name in failed for w in rank.carried.get(name.request, ())):
             if worker.worker in failed and worker.exception is None:
@@ -220,6 +225,15 @@ class Properties:
                     raise Leak(
                         "bounded", f"stage {rank.stage} keeps {entry.location!r} ({key}) for nobody"
                     )
+        for number, landed in rank.core._ahead.items():
+            if landed is None or landed.reason is not None:
+                continue
+            message = rank.core._pulled[number].message
+            assert isinstance(message, Pull)
+            key = message.key
+            past = rank.core.reached(key.worker, key.access)
+            if past and not self._looks_at(rank, key.worker.request, key):
+                raise Leak("bounded", f"stage {rank.stage} keeps the answer to {key} for nobody")
 
     def _may_ask(self, rank: Rank, peer: int, name: str, key: object) -> bool:
         other = self.world.rank(peer, rank.column)
@@ -235,18 +249,25 @@ class Properties:
         if self.world.dead and key.worker in other.link.abandoned:  # type: ignore[attr-defined]
             # The rank that raised would be excused so; it is gone, and what it said holds on.
             return True
-        if key in other.link.live:
+        if self._looks_at(other, name, key):
             return True
-        for seated in other.carried.get(name, []):
+        if any(lost == key for _, lost, _ in other.link.lost):
+            return True
+        return self._under_way(rank, peer)
+
+    def _looks_at(self, rank: Rank, name: str, key: object) -> bool:
+        """Whether the rank's worker has this access's value, or is parked on it."""
+        if key in rank.link.live:
+            return True
+        worker = rank.core._requests[name].workers[key.worker.block]  # type: ignore[attr-defined]
+        for seated in rank.carried.get(name, []):
             gated = seated.held is not None and seated.seat.decision is not None
             if gated and seated.seat.decision.key == key:  # type: ignore[union-attr]
                 return True  # asked again once its turn opens
             last = key.access == worker.next_access - 1  # type: ignore[attr-defined]
             if last and seated.worker == key.worker and seated.exception is not None:  # type: ignore[attr-defined]
                 return True  # it was parked on this when it was ended; as above
-        if any(lost == key for _, lost, _ in other.link.lost):
-            return True
-        return self._under_way(rank, peer)
+        return False
 
     def _under_way(self, rank: Rank, peer: int) -> bool:
         # A release may be in the channel, or about to be sent by a thread that was interrupted.
@@ -293,6 +314,7 @@ class Properties:
             "workers": list(rank.carried),
             "asked": list(core._asked),
             "pulled": list(core._pulled),
+            "asked ahead": list(core._ahead),
         }
         for what, found in left.items():
             if found:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ppcore.core import Core, Decision, Verdict
 from ppcore.effects import Effect
-from ppcore.messages import Key, Message, Pull, Reply, Worker
+from ppcore.messages import Key, Message, Reply, Worker, pulls_of
 from ppcore.saves import Shipment
 from ppcore.schedule import Schedule
 
@@ -125,7 +125,7 @@ class TimedWorld(World):
 
     Attributes:
         now: the time at which the thread that moves has got, in seconds.
-        pulls: how many pulls were sent.
+        pulls: how many values were pulled.
         bytes: that crossed as payloads of replies.
         waited_s: how long forwards were blocked for pulls, all of them together.
     """
@@ -134,7 +134,6 @@ class TimedWorld(World):
         self.model = model
         self.costs = costs
         self.now = 0.0
-        self.pulls = 0
         self.bytes = 0
         self.waited_s = 0.0
         # When each of the engine's commands is there.
@@ -247,11 +246,10 @@ class TimedWorld(World):
     def send(self, stage: int, column: int, peer: int, message: Message, token: int | None) -> None:
         self.spend(self.costs.message_s)
         size = 0
-        if isinstance(message, Pull):
-            self.pulls += 1
-            turn = self.ranks[stage, column].link.origins[message.number][1].turn
-            self._asked[stage, column, message.number] = message.location, message.expression, turn
-        elif isinstance(message, Reply):
+        for pull in pulls_of(message):
+            turn = self.ranks[stage, column].core._pulled[pull.number].available.turn
+            self._asked[stage, column, pull.number] = pull.location, pull.expression, turn
+        if isinstance(message, Reply):
             location, expression, turn = self._asked[peer, column, message.number]
             size = self._payload(location, expression, turn)
             self.bytes += size

@@ -144,19 +144,26 @@ class TimedLink(Link):
     def request(self, wanted: list[tuple[Base, str]]) -> list[int]:
         began = self.timeline.now_ns()
         with self._changed:
+            before = [tuple(base.numbers) for base, _ in wanted]
             numbers = super().request(wanted)
-            for number, (base, _) in zip(numbers, wanted, strict=True):
-                if number not in self._landed and number not in self._refused:
+            for number, (base, _), asked in zip(numbers, wanted, before, strict=True):
+                if number in asked:
+                    continue
+                if self.ready([number]):  # it was asked for ahead, and is here
+                    self._came(number, base.location, began)
+                else:
                     self._asked.setdefault(number, (base.location, began))
         return numbers
+
+    def _came(self, number: int, name: str, began: int) -> None:
+        asked = (self.core.stage, self.timeline.column, number)
+        self.timeline.add("pull", "pulls", name, began, asked)
 
     def _carry_out(self, effects: Iterable[Effect]) -> list[Serve | Describe | Compute]:
         effects = list(effects)
         for effect in effects:
             if isinstance(effect, Landed) and effect.number in self._asked:
-                name, began = self._asked.pop(effect.number)
-                asked = (self.core.stage, self.timeline.column, effect.number)
-                self.timeline.add("pull", "pulls", name, began, asked)
+                self._came(effect.number, *self._asked.pop(effect.number))
         return super()._carry_out(effects)
 
     def _answer(self, effect: Serve | Describe | Compute) -> None:

@@ -109,7 +109,7 @@ def predict(name: str, stages: int, model: Model, costs: Costs) -> Prediction:
         round(1e3 * plain, 3),
         round(1e3 * (took - plain), 3),
         round(1e3 * alone, 3),
-        world.pulls,
+        sum(rank.core.counters.pulls for rank in world.timed.values()),
         world.bytes,
         round(1e3 * world.waited_s, 3),
         round((late - (took - plain)) / _NUDGE_S),

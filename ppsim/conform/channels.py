@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from ppcore.messages import Call, Key, Never, Probe, Pull, Release, Reply
+from ppcore.messages import Call, Key, Message, Never, Probe, Release, Reply, pulls_of
 
 from .records import Finding, Run, named, short, spelled_key
 
@@ -45,15 +45,15 @@ def answers(run: Run) -> Findings:
         for peer, owner in run.column(asker).items():
             asked: dict[int, int] = {}
             for said in asker.sent.get(peer, []):
-                if isinstance(said.message, Pull | Probe):
-                    if said.message.number in asked:
-                        text = f"number {said.message.number} is asked for twice"
+                for number in _numbers(said.message):
+                    if number in asked:
+                        text = f"number {number} is asked for twice"
                         yield asker.finding("answers", said.line, text)
-                    asked[said.message.number] = said.line
+                    asked[number] = said.line
             came = {
-                said.message.number: said.line
+                number: said.line
                 for said in owner.taken.get(asker.stage, [])
-                if isinstance(said.message, Pull | Probe)
+                for number in _numbers(said.message)
             }
             answered: set[int] = set()
             for said in owner.sent.get(asker.stage, []):
@@ -73,6 +73,13 @@ def answers(run: Run) -> Findings:
                     yield asker.finding("answers", asked[number], text)
 
 
+def _numbers(message: Message) -> list[int]:
+    """The numbers under which a message asks."""
+    if isinstance(message, Probe):
+        return [message.number]
+    return [pull.number for pull in pulls_of(message)]
+
+
 def once(run: Run) -> Findings:
     for record in run.records:
         asked: dict[Key, set[tuple[str, str]]] = {}
@@ -80,12 +87,11 @@ def once(run: Run) -> Findings:
         for position, step in enumerate(record.steps):
             if step.event.word == "forget":
                 asked.pop(step.event.args[0], None)
-            message = sent[position].message if position in sent else None
-            if isinstance(message, Pull):
-                names = asked.setdefault(message.key, set())
-                name = (message.location, message.expression)
+            for pull in pulls_of(sent[position].message) if position in sent else ():
+                names = asked.setdefault(pull.key, set())
+                name = (pull.location, pull.expression)
                 if name in names:
-                    text = f"{message.key} {name[1]!r} crosses again"
+                    text = f"{pull.key} {name[1]!r} crosses again"
                     yield record.finding("once", step.line, text)
                 names.add(name)
 
@@ -140,9 +146,10 @@ def release(run: Run) -> Findings:
         released: dict[Key, int] = {}
         for peer, channel in record.sent.items():
             for said in channel:
-                if isinstance(said.message, Pull) and said.message.key in released:
-                    text = f"{said.message.key} was released: line {released[said.message.key]}"
-                    yield record.finding("release", said.line, text)
+                for pull in pulls_of(said.message):
+                    if pull.key in released:
+                        text = f"{pull.key} was released: line {released[pull.key]}"
+                        yield record.finding("release", said.line, text)
                 if not isinstance(said.message, Release):
                     continue
                 for key in said.message.keys:

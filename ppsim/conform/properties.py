@@ -19,8 +19,10 @@ from ppcore.messages import (
     Key,
     Message,
     Pull,
+    Pulls,
     Release,
     Worker,
+    pulls_of,
 )
 from ppcore.record import Recorder, perform
 from ppcore.schedule import BEFORE, Place
@@ -323,7 +325,9 @@ def ends(run: Run) -> Findings:
 def _requests(message: Message) -> set[str]:
     """The requests that a message names."""
     match message:
-        case Pull(_, key) | Call(key):
+        case Pull() | Pulls():
+            return {pull.key.worker.request for pull in pulls_of(message)}
+        case Call(key):
             return {key.worker.request}
         case Release(keys):
             return {key.worker.request for key in keys}

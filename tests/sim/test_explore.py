@@ -20,6 +20,7 @@ SMALL = [
     "2x2-force-later",
     "2x1-crash",
     "2x1-call",
+    "2x4-row",
 ]
 
 
@@ -45,6 +46,7 @@ SHOWN = [
     ("2x1-save", "everybody-ships"),
     ("2x1-crash", "the-dead-are-waited-for"),
     ("2x1-call", "result-under-the-next-name"),
+    ("2x4-row", "an-answer-ahead-is-lost"),
 ]
 
 

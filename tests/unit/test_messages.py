@@ -18,6 +18,7 @@ from ppcore.messages import (
     Never,
     Probe,
     Pull,
+    Pulls,
     Release,
     Reply,
     Worker,
@@ -31,6 +32,9 @@ workers = st.builds(Worker, texts, texts)
 keys = st.builds(Key, workers, st.integers(-1, 1 << 40))
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Pull: st.builds(Pull, numbers, keys, texts, texts),
+    Pulls: st.builds(
+        Pulls, st.lists(st.builds(Pull, numbers, keys, texts, texts), max_size=3).map(tuple)
+    ),
     Probe: st.builds(Probe, numbers, texts),
     Call: st.builds(Call, keys, texts, texts, st.lists(keys, max_size=3).map(tuple)),
     Reply: st.builds(Reply, numbers),

@@ -194,6 +194,10 @@ _EARLIER = "  a = read L1.out\n  b = call E a\n  if b\n    save x b\n"
 _FORCE = "  a = read L{0}.out\n  if a\n    save x a\n"
 
 
+#: Steps of which one value is looked at, so that those to come are asked for ahead.
+_ROW = "  for :\n    a = read {0}\n    if a\n      append out a\n"
+
+
 def _loop(stages: int, tokens: int, extra: str = "") -> Case:
     """A loop that reads the first and the last stage, edits, forces both ways, and keeps."""
     last = stages - 1
@@ -217,6 +221,10 @@ CONFIGURATIONS: dict[str, Case] = {
     "2x1-call": _case(2, 1, _CALLS.format(0)),
     "3x1-call": _case(3, 1, _CALLS.format(1)),
     "3x1-call-raise": _case(3, 1, _EARLIER, "fault raise 1 0 A 0\n"),
+    "2x4-row": _case(2, 4, _ROW.format("L0.out")),
+    "2x6-row": _case(2, 6, _ROW.format("L0.out")),
+    "2x5-row-late": _case(2, 5, _ROW.format("L1.out")),
+    "3x5-row": _case(3, 5, _ROW.format("L1.out")),
     "2x8": _loop(2, 8),
     "3x4": _loop(3, 4),
     "4x4": _loop(4, 4),

@@ -117,7 +117,7 @@ class Notes:
                     # A listener takes out what is answered, and puts nothing in.
                     if key is ALL or (there and key not in fresh):
                         return False
-                case "landed" | "refused" | "origins":
+                case "landed" | "refused" | "origins" | "ahead":
                     # Only the answer to a pull that is under way changes what is here.
                     if key is ALL or (key in asked and key not in fresh):
                         return False
@@ -173,7 +173,9 @@ class Notes:
         for table, request, key, changed, _ in self.touches:
             if table == "cleared" and not grants.clears:
                 raise Granted("clears")
-            answers = table in ("asked", "landed", "refused") and changed and message is not None
+            answers = (
+                table in ("asked", "landed", "refused", "ahead") and changed and message is not None
+            )
             if answers and key != number and not grants.answers:
                 raise Granted("answers")
             if table == "request" and (changed or key == "ended"):
@@ -360,6 +362,7 @@ def _watch(core: Core, link: Link) -> None:
     """Put the noting tables in the place of the plain ones."""
     core._requests = _Table("requests", "", core._requests)
     core._asked = _Table("asked", "", core._asked)
+    core._ahead = _Table("ahead", "", core._ahead)
     core.dead = _Members("dead", "", core.dead)
     for name in ("landed", "refused", "origins", "abandoned"):
         setattr(link, name, _Table(name, "", getattr(link, name)))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppcore.messages import Done, Held, Message, Never, Pull, Release, Reply
+from ppcore.messages import Done, Held, Message, Never, Pull, Pulls, Release, Reply, pulls_of
 
 from ...cases import Case
 from ...engine import Collect, Round
@@ -239,8 +239,8 @@ class RankPart(Part):
         """
         core, link = self.me.core, self.me.link
         match message:
-            case Pull(key=key):
-                return self._published(peer, key)
+            case Pull() | Pulls():
+                return all(self._published(peer, pull.key) for pull in pulls_of(message))
             case Release(keys=keys):
                 return all(self._published(peer, key) for key in keys)
             case Reply(number=number) | Never(number=number):
@@ -248,7 +248,7 @@ class RankPart(Part):
                     return False
                 blocked = self._blocked(Link.wait)
                 awaited = blocked is not None and number in blocked["numbers"]
-                return awaited or number not in link.origins
+                return awaited or not (number in link.origins or number in core._ahead)
             case Done(request=request):
                 state = core._requests.get(request)
                 return state is not None and state.said_done and not self.grants.afterlife
