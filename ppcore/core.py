@@ -164,7 +164,7 @@ class _Entry:
 
 class _Worker:
     __slots__ = (
-        "ahead", "called", "clock", "finished", "next_access", "served_turn", "touched", "ungiven"
+        "called", "clock", "finished", "next_access", "served_turn", "touched", "ungiven"
     )  # fmt: skip
 
     def __init__(self, clock: Place) -> None:
@@ -182,8 +182,6 @@ class _Worker:
         self.ungiven: int | None = None
         # Access -> the location it touched, for comparing with what peers ask for.
         self.touched: dict[int, str] = {}
-        # Accesses to come of which something is asked for ahead.
-        self.ahead: set[int] = set()
 
 
 class _Request:
@@ -387,15 +385,7 @@ class Core:
         key = made(Key, (worker, state.next_access))
         state.next_access += 1
         state.touched[key.access] = location
-        if key.access in state.ahead:
-            state.ahead.remove(key.access)
-            self._comes(key, location)
         return self._decide(state, key, location, occurrence)
-
-    def _comes(self, key: Key, location: str) -> None:
-        """An access comes of which something is asked for ahead: in vain, if it is of another location."""
-        names = self._requests[key.worker.request].names.get(key, {})
-        self._not_wanted(number for (expected, _), number in names.items() if expected != location)
 
     def again(self, key: Key, location: str, occurrence: int) -> Decision:
         """Decide anew for an access that was gated."""
@@ -648,7 +638,6 @@ class Core:
             asked = self._numbered(later, following, expression, owner, available)
             number = names[following, expression] = asked.message.number
             self._ahead[number] = None
-            worker.ahead.add(access)
             asks.append(asked)
         return asks
 

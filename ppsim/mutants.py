@@ -115,7 +115,6 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("ahead-and-in-an-earlier-turn", "_wanted", "_replace(available=available)", "_replace()"),
     _core("ahead-of-another-owner", "_read_ahead",
           "self.schedule.owners(following) != (owner,)", "following not in self.schedule"),
-    _core("ahead-of-what-is-read-elsewhere", "_comes", "if expected != location", "if False"),
     _core("ahead-of-what-is-released", "release",
           "self._not_wanted(state.names.get(key, {}).values())", "pass"),
     _core("ahead-of-another-expression", "_read_ahead", "names[following, expression]",

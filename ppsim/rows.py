@@ -37,7 +37,7 @@ def instead(seed: int, case: Case) -> Case:
     number = draw.randrange(len(case.requests))
     request = case.requests[number]
     if draw.random() < 0.5 and case.columns == 1:
-        case = replace(case, stages=draw.choice([2, 2, 3]), layers=draw.randrange(3, 5))
+        case = replace(case, stages=draw.choice([2, 2, 3]), layers=draw.randrange(4, 7))
         block, tokens = _layers(draw, case), draw.randrange(1, 3)
     else:
         block, tokens = _steps(draw, case), draw.randrange(3, 8)
@@ -95,10 +95,15 @@ def _layers(draw: random.Random, case: Case) -> Block:
     look = _looked_at(draw, case, "a")
     body: list[Statement] = []
     for layer in layers:
-        # Seldom one of them is only kept, or looked at in a way of its own.
+        body.append(Read("a", f"L{layer}.{side}"))
+        # Seldom one of them is not looked at, or only kept, or looked at in a way of its own.
         lot = draw.random()
-        use = [Save("k", "a")] if lot < 0.1 else _looked_at(draw, case, "a") if lot < 0.2 else look
-        body += [Read("a", f"L{layer}.{side}"), *use]
+        if lot < 0.1:
+            body.append(Save("k", "a"))
+        elif lot < 0.2:
+            body += _looked_at(draw, case, "a")
+        elif lot < 0.75:
+            body += look
     if draw.random() < 0.3:
         return (For(0, None, None, tuple(body)),)
     return tuple(body)
