@@ -880,8 +880,7 @@ class Core:
         for key in list(state.waiting):
             # The peer needs no answer any more; it is told all the same, so that each pull has one.
             for pull in [pull for asker, pull in state.waiting[key] if asker == peer]:
-                reason = f"unreachable: {describe(pull)}: stage {peer} is done with it"
-                effects += self._send(peer, Never(pull.number, reason))
+                effects += self._refuse(peer, pull)
             state.waiting[key] = [found for found in state.waiting[key] if found[0] != peer]
             if not state.waiting[key]:
                 del state.waiting[key]
