@@ -71,6 +71,7 @@ from .messages import (
     Release,
     Reply,
     Worker,
+    pulls_of,
 )
 from .schedule import BEFORE, REPLICATED, Place, Schedule, made
 from .series import MOST, Series, stem
@@ -661,8 +662,8 @@ class Core:
         for asked in asks:
             self._asked[asked.message.number] = asked
         if len(asks) > 1:
-            pulls = (asked.message for asked in asks)
-            return self._send(owner, Pulls(tuple(pull for pull in pulls if isinstance(pull, Pull))))
+            pulls = tuple(pull for asked in asks for pull in pulls_of(asked.message))
+            return self._send(owner, Pulls(pulls))
         return self._send(owner, message)
 
     def forget(self, key: Key) -> None:

@@ -151,6 +151,11 @@ def visits(case: Case) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
+def readable(case: Case) -> list[list[str]]:
+    """What of each stage's visits a block can read, in order: all but where a layer may be skipped."""
+    return [[name for name in stage if not name.endswith(".skip")] for stage in visits(case)]
+
+
 @lru_cache(maxsize=64)
 def schedule(case: Case) -> Schedule:
     """The schedule that the stages would exchange."""

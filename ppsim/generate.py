@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from . import faults as _faults
 from . import rows
-from .cases import Case, Request, visits
+from .cases import Case, Request, readable
 from .programs import (
     Append,
     Blend,
@@ -73,7 +73,7 @@ class Writer:
         # The block may end on one rank while others wait; who ships nothing waits for nobody at the end.
         self.parts = parts
         self.features = features
-        self.visits = [[x for x in stage if not x.endswith(".skip")] for stage in visits(case)]
+        self.visits = readable(case)
         self.order = [location for stage in self.visits for location in stage]
         # Whether a call's result is there in the same turn.
         self.acts = case.columns == 1

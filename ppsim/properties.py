@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ppcore.messages import Done, Failed, Message, Pull, Pulls, Worker, pulls_of
+from ppcore.messages import Done, Failed, Key, Message, Pull, Pulls, Worker, pulls_of
 
 from .cases import Request
 from .failures import Failure, Leak, Liveness, Sameness
@@ -232,40 +232,39 @@ class Properties:
             assert isinstance(message, Pull)
             key = message.key
             past = rank.core.reached(key.worker, key.access)
-            if past and not self._looks_at(rank, key.worker.request, key):
+            if past and not self._looks_at(rank, key):
                 raise Leak("bounded", f"stage {rank.stage} keeps the answer to {key} for nobody")
 
-    def _may_ask(self, rank: Rank, peer: int, name: str, key: object) -> bool:
+    def _may_ask(self, rank: Rank, peer: int, name: str, key: Key) -> bool:
         other = self.world.rank(peer, rank.column)
         state = other.core._requests.get(name)
         if (peer, rank.column) in self.world.dead or name not in other.known:
             return True
         if state is None or state.said_done:
             return self._under_way(rank, peer)
-        worker = state.workers.get(key.worker.block)  # type: ignore[attr-defined]
-        if worker is None or worker.next_access <= key.access:  # type: ignore[attr-defined]
+        worker = state.workers.get(key.worker.block)
+        if worker is None or worker.next_access <= key.access:
             # A block that ended early on that rank alone ends the request; its values may stay so long.
             return True
-        if self.world.dead and key.worker in other.link.abandoned:  # type: ignore[attr-defined]
+        if self.world.dead and key.worker in other.link.abandoned:
             # The rank that raised would be excused so; it is gone, and what it said holds on.
             return True
-        if self._looks_at(other, name, key):
+        if self._looks_at(other, key):
             return True
         if any(lost == key for _, lost, _ in other.link.lost):
             return True
         return self._under_way(rank, peer)
 
-    def _looks_at(self, rank: Rank, name: str, key: object) -> bool:
+    def _looks_at(self, rank: Rank, key: Key) -> bool:
         """Whether the rank's worker has this access's value, or is parked on it."""
         if key in rank.link.live:
             return True
-        worker = rank.core._requests[name].workers[key.worker.block]  # type: ignore[attr-defined]
-        for seated in rank.carried.get(name, []):
+        last = not rank.core.reached(key.worker, key.access + 1)
+        for seated in rank.carried.get(key.worker.request, []):
             gated = seated.held is not None and seated.seat.decision is not None
             if gated and seated.seat.decision.key == key:  # type: ignore[union-attr]
                 return True  # asked again once its turn opens
-            last = key.access == worker.next_access - 1  # type: ignore[attr-defined]
-            if last and seated.worker == key.worker and seated.exception is not None:  # type: ignore[attr-defined]
+            if last and seated.worker == key.worker and seated.exception is not None:
                 return True  # it was parked on this when it was ended; as above
         return False
 

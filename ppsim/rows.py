@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from .cases import Case, visits
+from .cases import Case, readable
 from .programs import (
     Append,
     Block,
@@ -47,7 +47,7 @@ def instead(seed: int, case: Case) -> Case:
 
 
 def _locations(case: Case) -> list[str]:
-    return [name for stage in visits(case) for name in stage if not name.endswith(".skip")]
+    return [name for stage in readable(case) for name in stage]
 
 
 def _looked_at(draw: random.Random, case: Case, name: str) -> list[Statement]:

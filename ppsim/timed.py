@@ -125,7 +125,6 @@ class TimedWorld(World):
 
     Attributes:
         now: the time at which the thread that moves has got, in seconds.
-        pulls: how many values were pulled.
         bytes: that crossed as payloads of replies.
         waited_s: how long forwards were blocked for pulls, all of them together.
     """

@@ -192,8 +192,6 @@ _CALLS = (
 )
 _EARLIER = "  a = read L1.out\n  b = call E a\n  if b\n    save x b\n"
 _FORCE = "  a = read L{0}.out\n  if a\n    save x a\n"
-
-
 #: Steps of which one value is looked at, so that those to come are asked for ahead.
 _ROW = "  for :\n    a = read {0}\n    if a\n      append out a\n"
 
