@@ -30,7 +30,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .core import Available, Core, Verdict
+from .core import Available, Core, Decision, Verdict
 from .effects import Abandoned, Compute, Describe, Dropped, Effect, Landed, Send, Serve
 from .messages import Key, Message, Worker, parse, spell
 from .schedule import Place, Schedule
@@ -119,6 +119,8 @@ def _plain(value: Any) -> Any:
     match value:
         case Verdict():
             return value.value
+        case Decision():
+            return [value.verdict, value.key, value.place, value.owner]
         case frozenset():
             return sorted(value)
     raise TypeError(f"not spelled in a record: {value!r}")

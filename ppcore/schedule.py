@@ -59,6 +59,8 @@ class Schedule:
     first: tuple[int, ...]
     #: Paths of modules that run on several stages for one visit.
     repeated: frozenset[str] = frozenset()
+    #: The locations at which a module can be skipped.
+    skips: frozenset[str] = frozenset()
     _indices: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     # Path of a module that was skipped -> the indices of the visits of its own locations.
     _visits: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
@@ -106,7 +108,8 @@ class Schedule:
                 index += 1
         first.append(index)
         found = {name: tuple(made) for name, made in slots.items()}
-        return cls(len(visits), found, tuple(first), frozenset(repeated))
+        skips = frozenset(name for name in found if name.endswith(".skip"))
+        return cls(len(visits), found, tuple(first), frozenset(repeated), skips)
 
     def __contains__(self, location: str) -> bool:
         return location in self.slots or self._slots(location) is not None
