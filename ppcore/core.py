@@ -109,7 +109,7 @@ class Decision:
         owner: the stage that can produce the value; this stage when nobody else can.
     """
 
-    # No named tuple: nobody compares decisions, and machine code makes one of these in a fifth of the time.
+    # No named tuple: nobody compares decisions, and machine code makes one of these in half the time.
     __slots__ = ("key", "owner", "place", "verdict")
 
     def __init__(self, verdict: Verdict, key: Key, place: Place, owner: int) -> None:
