@@ -50,7 +50,7 @@ BOUNDS = [
 ]
 
 LOCATION = "model.layers.0.output"
-WORKER = Worker("measured")
+REQUEST = "measured"
 _REQUEST = struct.Struct("<Q8x")
 _WARM_UP = 2
 
@@ -147,20 +147,24 @@ def _transports() -> dict[str, Transport]:
 
 
 class _Rank:
-    """A link whose only worker reads one location a turn."""
+    """A link of which a worker reads one location a turn.
+
+    Each turn has a worker of its own: one that pulled the same in every turn would have the next turn's value
+    sent ahead, and nothing would be left to measure.
+    """
 
     def __init__(self, stage: int, transport: Transport) -> None:
         self.core = Core(stage, Schedule.build([[LOCATION], ["model.logits"]]), {})
         self.link = Link(self.core, transport, torch.device("cpu"))
-        self._started = False
+        self._reads = 0
 
     def read(self) -> Any:
-        """The worker's next read, in a new turn."""
-        self.link.open_round([WORKER.request])
-        if not self._started:
-            self.core.start(WORKER)
-            self._started = True
-        return self.core.access(WORKER, LOCATION, self.core.wanted(WORKER, LOCATION))
+        """The next worker's read, in a new turn."""
+        self.link.open_round([REQUEST])
+        self._reads += 1
+        worker = Worker(REQUEST, str(self._reads))
+        self.core.start(worker)
+        return self.core.access(worker, LOCATION, self.core.wanted(worker, LOCATION))
 
 
 # --- the first stage: has the values --------------------------------------------------------------
@@ -187,7 +191,7 @@ def _owner(store: str, unix: socket.socket, tcp: socket.socket) -> None:
         for _ in range(count if kind in ranks else 0):
             rank = ranks[kind]
             decision = rank.read()
-            rank.core.served(WORKER, decision.place)
+            rank.core.served(decision.key.worker, decision.place)
             rank.link.publish(decision.key, LOCATION, source[:size].view(torch.float32))
             rank.link.close_round()
         dist.barrier()

@@ -16,9 +16,10 @@ which:
 ``ANSWER`` another stage visits it, in a turn that is open here: carry on at once with a lazy (a
            read) or with nothing (a write, which is absorbed)
 ``GATE``   another stage visits it, in a turn that is not open here yet; or a later stage does, and
-           this rank's forward has served the worker in that turn: park until the next turn is open
-           (on one rank the forward would be past this stage; a worker that ran on inside the
-           handoff could still edit what the forward goes on with), or this rank leaves its round
+           this rank's forward has served the worker in that turn (on one rank the forward would be
+           past this stage; a worker that ran on inside the handoff could still edit what the forward
+           goes on with), or this rank will leave its round (then there is time behind its forward,
+           which other ranks wait for): park until the next turn is open, or it has left its round
 ``NEVER``  it lies behind the worker's clock: one rank would have passed it, so it cannot be served
 =========  =========================================================================================
 
@@ -265,6 +266,8 @@ class Core:
         self.round = -1
         # Where this rank's forward stands, for what it may wait for: (round, stage).
         self._here = (-1, stage)
+        # Whether this rank will leave the round that is open.
+        self._will_leave = False
         self._requests: dict[str, _Request] = {}
         self._numbers = 0
         # What is asked for and not answered, by number.
@@ -280,12 +283,17 @@ class Core:
         """A forward step begins, in which ``requests`` take part: each one's next turn is open."""
         self.round += 1
         self._here = (self.round, self.stage)
+        self._will_leave = False
         for name in requests:
             request = self._request(name)
             if request.ended:
                 raise AssertionError(f"{name!r} takes part in a round after its end")
             request.rounds.append(self.round)
         return []
+
+    def will_leave_round(self) -> None:
+        """This rank will leave the round that has just opened: what later stages visit in it waits for that."""
+        self._will_leave = True
 
     def leave_round(self) -> list[Effect]:
         """This rank's forward step is over, and what it handed on has arrived.
@@ -424,7 +432,8 @@ class Core:
         turn, opened = place.turn, len(request.rounds)
         if turn >= opened or (
             owner > self.stage
-            and state.served_turn == turn == opened - 1
+            and turn == opened - 1
+            and (self._will_leave or state.served_turn == turn)
             and not (request.ended or self.between)
         ):
             return Decision(GATE, key, place, owner)

@@ -174,6 +174,7 @@ def _token(value: Any) -> Any:
 #: for those whose last argument is a message (see `_MESSAGES`).
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], ...]] = {
     "open_round": (_strings,),
+    "will_leave_round": (),
     "leave_round": (),
     "start": (_worker,),
     "access": (_worker, str, int),

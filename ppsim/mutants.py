@@ -147,7 +147,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     _core("turn-not-counted", "open_round", "request.rounds.append(self.round)",
           "request.rounds or request.rounds.append(self.round)"),
     _core("answers-a-later-stage-inside-the-handoff", "_decide",
-          "and state.served_turn == turn == opened - 1", "and False"),
+          "state.served_turn == turn", "False"),
     _core("ended-elsewhere-too-soon", "reached", "return seat is not None and", "return True or"),
     _core("ghost-location-runs-everywhere", "_decide",
           "LOCAL if self.stage in home else NEVER", "ANSWER"),

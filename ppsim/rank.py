@@ -104,6 +104,9 @@ class Rank:
             self.core.open_round([name for name, workers in batch if workers])
         )
         current = [worker for _, workers in batch for worker in workers]
+        leaves = self._leaves(current)
+        if leaves:
+            self.core.will_leave_round()
         for worker in current:
             if not worker.started:
                 yield from worker.start()
@@ -124,7 +127,7 @@ class Rank:
         yield from self._check_abandoned()
         if self.last:
             yield from self._sample(command, states, batch)
-        elif lingers(self.case.batching, self.core.round):
+        elif leaves:
             yield from self._linger(current)
         yield from self.link.flush()
         self.world.properties.closed(self)
@@ -138,14 +141,22 @@ class Rank:
                 yield from worker.advance() if error is None else worker.abandon(error)
                 del error  # what follows does not depend on it
 
-    def _linger(self, current: list[Seated]) -> Steps:
-        """Behind the forward: let workers go on with what later stages make of this round.
+    def _leaves(self, current: list[Seated]) -> bool:
+        """Whether this rank stays behind the forward that begins.
 
-        Where every request takes part in it, nobody can want this rank before those are through.
+        Where every request takes part in it, nobody can want this rank before the later stages are through.
         """
-        waiting = [w for w in current if w.started and w.exception is None and w.seat.waits]
         running = {worker.worker.request for worker in current}
-        if not waiting or any(not self.core.ended(name) for name in {*self.carried} - running):
+        return (
+            not self.last
+            and lingers(self.case.batching, self.core.round)
+            and all(self.core.ended(name) for name in {*self.carried} - running)
+        )
+
+    def _linger(self, current: list[Seated]) -> Steps:
+        """Behind the forward: let workers go on with what later stages make of this round."""
+        waiting = [w for w in current if w.started and w.exception is None and w.seat.waits]
+        if not waiting:
             return
         yield None
         yield from self.link.carry_out(self.core.leave_round())

@@ -325,9 +325,20 @@ class Link:
 
     # --- what the rank's loop calls -----------------------------------------------------------
 
-    def open_round(self, requests: list[str]) -> None:
-        """A forward step begins."""
-        self._do(lambda: self.core.open_round(requests))
+    def open_round(self, requests: list[str], *, leaves: bool = False) -> None:
+        """A forward step begins.
+
+        Args:
+            leaves: whether this rank will leave the round behind its forward.
+        """
+
+        def decide() -> list[Effect]:
+            effects = self.core.open_round(requests)
+            if leaves:
+                self.core.will_leave_round()
+            return effects
+
+        self._do(decide)
 
     def leave_round(self) -> None:
         """The forward step is over here, what it handed on has arrived, and nothing else is to do."""

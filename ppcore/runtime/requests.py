@@ -37,16 +37,23 @@ class StagedRequests:
     Args:
         link: this rank's end of the protocol.
         mediators: what workers become.
+        leaves: whether this rank will `linger` behind the forward of the step that begins.
     """
 
     requests: dict[str, Any]
     workers: Callable[[], list]
     record: Callable[[Any], None]
 
-    def __init__(self, link: Link, mediators: type[PPMediator] = PPMediator) -> None:
+    def __init__(
+        self,
+        link: Link,
+        mediators: type[PPMediator] = PPMediator,
+        leaves: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
         self.link = link
         self._mediators = mediators
+        self._leaves = leaves
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class StagedRequests:
         interleaver = model.interleaver
         interleaver.open_turns()
         traced = [name for name, _ in spans if (r := self.requests.get(name)) and r.workers()]
-        self.link.open_round(traced)
+        self.link.open_round(traced, leaves=self._leaves())
         total = sum(tokens for _, tokens in spans)
         for name, tokens in spans:
             request = self.requests.get(name)

@@ -123,9 +123,9 @@ class TimedLink(Link):
         self._asked: dict[int, tuple[str, int]] = {}
         super().__init__(*args, **kwargs)
 
-    def open_round(self, requests: list[str]) -> None:
+    def open_round(self, requests: list[str], *, leaves: bool = False) -> None:
         self._round_began_ns = self.timeline.now_ns()
-        super().open_round(requests)
+        super().open_round(requests, leaves=leaves)
 
     def close_round(self) -> None:
         super().close_round()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import Requests
@@ -19,10 +20,17 @@ class PPRequests(StagedRequests, Requests):
         link: this rank's end of the protocol.
         mediators: what workers become.
         controllers: the model's, which stand in the forward's way only while there are workers.
+        leaves: whether this rank will stay behind the forward of the step that begins.
     """
 
-    def __init__(self, link: Link, mediators: type[PPMediator], controllers: Controllers) -> None:
-        super().__init__(link, mediators)
+    def __init__(
+        self,
+        link: Link,
+        mediators: type[PPMediator],
+        controllers: Controllers,
+        leaves: Callable[[], bool],
+    ) -> None:
+        super().__init__(link, mediators, leaves)
         self._controllers = controllers
 
     def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:

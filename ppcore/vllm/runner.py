@@ -78,7 +78,10 @@ class PipelineRunner:
         self._connect(interleaver, root, whole, settings)
         timed = settings.get("timeline")
         self.nnsight_requests = PPRequests(
-            interleaver.link, TimedMediator if timed else PPMediator, Controllers(root)
+            interleaver.link,
+            TimedMediator if timed else PPMediator,
+            Controllers(root),
+            self._may_linger,
         )
         objects = self.nnsight_model._remoteable_persistent_objects()
         for path, module in interleaver.calls.paths.items():
@@ -192,17 +195,20 @@ class PipelineRunner:
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         return self.on_forward_thread(self._sample_tokens, *args, **kwargs)
 
-    def lingers(self) -> bool:
-        """Whether blocks wait for later stages, before which no other request can want this rank.
+    def _may_linger(self) -> bool:
+        """Whether no other request can want this rank before the later stages are through with this step.
 
         Ray's executor hands on what a step returns, and so only after it.
         """
-        batch = self.input_batch  # type: ignore[attr-defined]
         return (
             not (get_pp_group().is_last_rank or self.parallel_config.use_ray)
-            and batch.num_reqs == len(self.requests)  # type: ignore[attr-defined]
-            and bool(self.nnsight_requests.waiting(batch.req_ids))
+            and self.input_batch.num_reqs == len(self.requests)  # type: ignore[attr-defined]
         )
+
+    def lingers(self) -> bool:
+        """Whether blocks wait for later stages in a step that this rank can stay behind."""
+        names = self.input_batch.req_ids  # type: ignore[attr-defined]
+        return self._may_linger() and bool(self.nnsight_requests.waiting(names))
 
     def linger(self) -> None:
         """Let blocks go on behind the forward; see `StagedRequests.linger`."""

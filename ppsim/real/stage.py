@@ -81,6 +81,8 @@ class Rank:
     tree: Tree
     requests: Any
     first = last = True
+    #: The requests of a step that this rank may stay behind.
+    _stays: Sequence[str] = ()
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -125,6 +127,7 @@ class Rank:
             One sampled token for each part, on the last stage.
         """
         interleaver, requests = self.tree.interleaver, self.requests
+        self._stays = [part.name for part in parts] if lingers else []
         watch_saves()
         if not requests.requests:
             forget_all()
@@ -144,14 +147,14 @@ class Rank:
                 requests.unflatten(self.tree)
             if not self.last:
                 hand_on(out)
-            self._forward_over([part.name for part in parts] if lingers else [])
+            self._forward_over()
             if self.last:
                 tokens = self._sample(parts, out)
         requests.record_saves()
         self._step_over()
         return tokens
 
-    def _forward_over(self, names: Sequence[str]) -> None:
+    def _forward_over(self) -> None:
         pass
 
     def _step_over(self) -> None:
@@ -336,13 +339,18 @@ class Stage(Rank):
         self.interleaver.calls = self.calls
         self.interleaver.mediators = []
         self.faults = dict(faults or {})
-        self.requests = _StageRequests(link, _raising(self.faults) if faults else PPMediator)
+        mediators = _raising(self.faults) if faults else PPMediator
+        self.requests = _StageRequests(link, mediators, self._leaves)
 
-    def _forward_over(self, names: Sequence[str]) -> None:
-        self.requests.check_abandoned()
+    def _leaves(self) -> bool:
+        """Whether it stays behind the forward of the step that it is in."""
         running = {name for name in self.requests.requests if not self.link.core.ended(name)}
-        if not self.last and running <= {*names}:
-            self.requests.linger(names)
+        return not self.last and running <= {*self._stays}
+
+    def _forward_over(self) -> None:
+        self.requests.check_abandoned()
+        if self._leaves():
+            self.requests.linger(self._stays)
 
     def _step_over(self) -> None:
         self.link.close_round()

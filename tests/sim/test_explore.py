@@ -17,6 +17,7 @@ SMALL = [
     "2x1-save",
     "2x1-force-earlier",
     "2x1-force-later",
+    "2x1-force-later-busy",
     "2x2-force-later",
     "2x1-crash",
     "2x1-call",
@@ -40,8 +41,8 @@ def test_the_reduction_keeps_the_verdict_and_every_end(name: str) -> None:
 #: Bugs that a small case shows: one of each way in which it can go wrong.
 SHOWN = [
     ("2x1-save", "done-not-said"),
-    ("2x1-force-later", "waits-for-its-own-turns-later-stage"),
-    ("2x1-force-later", "never-woken"),
+    ("2x1-force-later-busy", "waits-for-its-own-turns-later-stage"),
+    ("2x1-force-later-busy", "never-woken"),
     ("2x1-force-later", "published-after-it-was-asked-for"),
     ("2x1-save", "everybody-ships"),
     ("2x1-crash", "the-dead-are-waited-for"),

@@ -68,7 +68,7 @@ def test_an_engine_has_them_in_place_while_it_carries_workers(
     monkeypatch.setattr(StagedRequests, "scope", lambda self, model, spans: None)
     _, root = wrapped()
     link: Any = None
-    requests = PPRequests(link, object, Controllers(root))  # type: ignore[arg-type]
+    requests = PPRequests(link, object, Controllers(root), lambda: False)  # type: ignore[arg-type]
     requests.scope(None, [])
     assert in_place(root) == ["2"]
     requests.requests["r"] = SimpleNamespace(workers=lambda: ["a worker"])

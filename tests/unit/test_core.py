@@ -360,6 +360,35 @@ def test_behind_its_forward_a_rank_answers_what_a_later_stage_visits() -> None:
     assert core.access(WORKER, B, 1).verdict is Verdict.GATE, "the next turn is not open"
 
 
+def test_what_a_later_stage_visits_is_left_for_behind_the_forward_where_the_rank_will_stay() -> None:
+    net = Network()
+    net.begin()
+    core = net.cores[0]
+    core.will_leave_round()
+    gated = core.access(WORKER, B, 0)
+    assert gated.verdict is Verdict.GATE, "nothing has been served in this turn"
+    assert core.again(gated.key, B, 0).verdict is Verdict.GATE
+    core.leave_round()
+    assert core.again(gated.key, B, 0).verdict is Verdict.ANSWER
+    net.open_round("r")
+    assert core.access(WORKER, B, 1).verdict is Verdict.ANSWER, "it said so of one round"
+
+
+def test_what_was_left_for_behind_the_forward_comes_in_the_next_turn_at_the_latest() -> None:
+    net = Network()
+    net.begin()
+    core = net.cores[0]
+    core.will_leave_round()
+    gated = core.access(WORKER, B, 0)
+    net.open_round("r")
+    core.will_leave_round()
+    assert core.again(gated.key, B, 0).verdict is Verdict.ANSWER
+    still = core.access(WORKER, B, 1)
+    assert still.verdict is Verdict.GATE
+    core.end("r")
+    assert core.again(still.key, B, 1).verdict is Verdict.ANSWER
+
+
 def test_a_pull_from_the_dead_needs_no_permission() -> None:
     net = Network()
     net.begin()

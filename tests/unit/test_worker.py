@@ -102,13 +102,12 @@ def test_a_rank_stays_behind_its_forward_only_where_nobody_else_can_want_it(
     from ppcore.vllm import runner
 
     monkeypatch.setattr(runner, "get_pp_group", lambda: SimpleNamespace(is_last_rank=last))
-    rank = SimpleNamespace(
-        parallel_config=SimpleNamespace(use_ray=ray),
-        input_batch=SimpleNamespace(num_reqs=2, req_ids=["a", "b"]),
-        nnsight_requests=SimpleNamespace(waiting=lambda names: ["worker"] * parked),
-        requests=dict.fromkeys(range(running)),
-    )
-    assert runner.PipelineRunner.lingers(rank) is lingers
+    rank = runner.PipelineRunner()
+    rank.parallel_config = SimpleNamespace(use_ray=ray)
+    rank.input_batch = SimpleNamespace(num_reqs=2, req_ids=["a", "b"])
+    rank.nnsight_requests = SimpleNamespace(waiting=lambda names: ["worker"] * parked)
+    rank.requests = dict.fromkeys(range(running))
+    assert rank.lingers() is lingers
 
 
 @pytest.fixture

@@ -179,9 +179,9 @@ def _paths(edges: list[list[int]]) -> int:
     return total
 
 
-def _case(stages: int, tokens: int, body: str, extra: str = "") -> Case:
+def _case(stages: int, tokens: int, body: str, extra: str = "", batching: int = 0) -> Case:
     return cases.parse(
-        f"stages {stages} columns 1 layers 1 shared 0 batching 0\n"
+        f"stages {stages} columns 1 layers 1 shared 0 batching {batching}\n"
         f"request A tokens {tokens}\n{body}{extra}"
     )
 
@@ -192,6 +192,8 @@ _CALLS = (
 )
 _EARLIER = "  a = read L1.out\n  b = call E a\n  if b\n    save x b\n"
 _FORCE = "  a = read L{0}.out\n  if a\n    save x a\n"
+#: With it no rank stays behind its forward, for two steps at least.
+_BUSY = 80
 #: Steps of which one value is looked at, so that those to come are asked for ahead.
 _ROW = "  for :\n    a = read {0}\n    if a\n      append out a\n"
 
@@ -213,6 +215,7 @@ CONFIGURATIONS: dict[str, Case] = {
     "2x1-save": _case(2, 1, _SAVE.format(1)),
     "2x1-force-earlier": _case(2, 1, _FORCE.format(0)),
     "2x1-force-later": _case(2, 1, _FORCE.format(1)),
+    "2x1-force-later-busy": _case(2, 1, _FORCE.format(1), batching=_BUSY),
     "2x2-force-later": _case(2, 2, _FORCE.format(1)),
     "2x1-crash": _case(2, 1, _SAVE.format(0), "fault die 0 0 0\n"),
     "3x1-save": _case(3, 1, _SAVE.format(1)),
