@@ -12,6 +12,7 @@ from vllm.distributed.parallel_state import get_pp_group
 
 from ..errors import SetupError
 from .forward_thread import here
+from .orphans import end_with_parent
 
 
 class TracingWorker:
@@ -46,6 +47,8 @@ class TracingWorker:
                 "they run eagerly"
             )
         runner.__class__ = self.pipeline_runner if stages > 1 else self.single_stage_runner
+        if self.vllm_config.parallel_config.distributed_executor_backend == "mp":
+            end_with_parent()  # with this executor every rank is a process of its own
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """A step; a later stage begins it before it waits for the hidden states."""

@@ -360,7 +360,9 @@ def test_behind_its_forward_a_rank_answers_what_a_later_stage_visits() -> None:
     assert core.access(WORKER, B, 1).verdict is Verdict.GATE, "the next turn is not open"
 
 
-def test_what_a_later_stage_visits_is_left_for_behind_the_forward_where_the_rank_will_stay() -> None:
+def test_what_a_later_stage_visits_is_left_for_behind_the_forward_where_the_rank_will_stay() -> (
+    None
+):
     net = Network()
     net.begin()
     core = net.cores[0]
