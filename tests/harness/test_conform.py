@@ -55,6 +55,23 @@ def test_real_runs_are_accepted_by_the_command(
     assert answer["messages"] > 5 * RUNS
 
 
+def test_a_rank_leaves_rounds_of_which_it_said_so_and_the_last_stage_none(
+    records: list[Records],
+) -> None:
+    left = 0
+    for first, last in records:
+        said = False
+        for line in first:
+            if line.startswith("open_round "):
+                said = False
+            said = said or line == "will_leave_round []"
+            if line == "leave_round []":
+                assert said
+                left += 1
+        assert not any("leave_round" in line for line in last)
+    assert left
+
+
 def test_a_rejection_names_file_line_and_what_was_expected(
     made: list[list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
