@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import Requests
@@ -33,6 +33,22 @@ class PPRequests(StagedRequests, Requests):
         super().__init__(link, mediators, leaves)
         self._controllers = controllers
 
+    def untraced(self, new: Iterable[Any]) -> bool:
+        """Whether a step, with these new requests in it, is vLLM's alone.
+
+        The same on every rank: it goes by what has been asked of all of them, in one order.
+        """
+        if self.requests or self.templates or any(map(_traced, new)):
+            return False
+        self._controllers.put(False)
+        return True
+
     def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
         self._controllers.put(bool(self.workers()))
         super().scope(model, spans)
+
+
+def _traced(new: Any) -> bool:
+    """Whether a new request brings anything of nnsight's."""
+    extra = getattr(new.sampling_params, "extra_args", None) or {}
+    return any(name.startswith("nnsight") for name in extra)

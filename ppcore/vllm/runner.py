@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -89,9 +90,13 @@ class PipelineRunner:
         self.nnsight_persistent_objects = objects
 
     def _load_engine_model(self, *args: Any, **kwargs: Any) -> None:
+        self._vllms("load_model")(*args, **kwargs)
+
+    def _vllms(self, method: str) -> Callable[..., Any]:
+        """vLLM's own method, which nnsight's stands before."""
         from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
 
-        super(NNsightGPUModelRunner, self).load_model(*args, **kwargs)  # type: ignore[misc]
+        return getattr(super(NNsightGPUModelRunner, self), method)
 
     def _gather(self, value: Any) -> list:
         return gather(value, get_pp_group().cpu_group)
@@ -155,12 +160,20 @@ class PipelineRunner:
 
     # --- a step -------------------------------------------------------------------------------
 
+    #: Whether the step at hand is vLLM's alone.
+    _untraced = False
+
+    def untraced(self, scheduler_output: Any) -> bool:
+        """Whether a step has nothing to do with nnsight; then it is left to vLLM."""
+        return self.nnsight_requests.untraced(scheduler_output.scheduled_new_reqs)
+
     def begin(self, scheduler_output: Any) -> None:
         """Do of a step what needs no hidden states, while the stage before computes them.
 
         New requests' blocks are read, the round opens, and workers go as far as they can: what they pull
         of earlier stages comes while those compute.
         """
+        self._untraced = False
         self.on_forward_thread(self._begin, scheduler_output)
 
     #: The workers of a step that has begun and what they want to look into, until its forward runs.
@@ -179,6 +192,9 @@ class PipelineRunner:
             self._begun = interleaver.mediators, dict(interleaver.sourced)
 
     def _update_states(self, scheduler_output: Any) -> None:
+        if self._untraced:
+            self._vllms("_update_states")(scheduler_output)
+            return
         begun, self._begun = self._begun, None
         if begun is None:
             super()._update_states(scheduler_output)  # type: ignore[misc]
@@ -189,11 +205,20 @@ class PipelineRunner:
         interleaver.sourced.update(sourced)
         interleaver.reindex()
 
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        return self.on_forward_thread(self._execute, *args, **kwargs)
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        # One that has begun has been looked at, and may have let go of its last traced request since.
+        self._untraced = self._begun is None and self.untraced(scheduler_output)
+        run = self._vllms("execute_model") if self._untraced else self._execute
+        return self.on_forward_thread(run, scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        return self.on_forward_thread(self._sample_tokens, *args, **kwargs)
+        run = self._vllms("sample_tokens") if self._untraced else self._sample_tokens
+        return self.on_forward_thread(run, *args, **kwargs)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        if self._untraced:
+            return self._vllms("_sample")(*args, **kwargs)
+        return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
     def _may_linger(self) -> bool:
         """Whether no other request can want this rank before the later stages are through with this step.

@@ -52,11 +52,16 @@ class TracingWorker:
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """A step; a later stage begins it before it waits for the hidden states."""
-        begin = getattr(self.model_runner, "begin", None)
+        runner = self.model_runner
         waits = scheduler_output.total_num_scheduled_tokens > 0 and not get_pp_group().is_first_rank
-        if begin is not None and waits and self._alone:
+        if (
+            waits
+            and self._alone
+            and hasattr(runner, "begin")
+            and not runner.untraced(scheduler_output)
+        ):
             self._await_sends()
-            begin(scheduler_output)
+            runner.begin(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
     def sample_tokens(self, grammar_output: Any) -> Any:

@@ -77,3 +77,28 @@ def test_an_engine_has_them_in_place_while_it_carries_workers(
     del requests.requests["r"]
     requests.scope(None, [])
     assert in_place(root) == ["2"]
+
+
+def _new(**extra: Any) -> SimpleNamespace:
+    return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra or None))
+
+
+def test_a_step_is_vllms_alone_unless_a_request_or_the_engine_has_something_of_nnsights() -> None:
+    pytest.importorskip("vllm")
+    from ppcore.vllm.requests import PPRequests
+
+    _, root = wrapped()
+    link: Any = None
+    requests = PPRequests(link, object, Controllers(root), lambda: False)  # type: ignore[arg-type]
+    assert not requests.untraced([_new(), _new(nnsight_mediator=b"")])
+    assert not requests.untraced([_new(nnsight_edits=["unknown"])]), "which is an error to tell"
+    assert in_place(root) == ["", "0", "1", "2"]
+    assert requests.untraced([_new(), _new(somebodys="own")])
+    assert in_place(root) == ["2"], "the modules are vLLM's too"
+    requests.templates["registered"] = object()
+    assert not requests.untraced([_new()])
+    requests.templates.clear()
+    requests.requests["r"] = SimpleNamespace(workers=list)
+    assert not requests.untraced([])
+    del requests.requests["r"]
+    assert requests.untraced([])

@@ -55,7 +55,8 @@ def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
 ) -> None:
     did: list[str] = []
     Worker = _worker(did)
-    worker = Worker(SimpleNamespace(begin=lambda step: did.append("begin")))
+    runner = SimpleNamespace(begin=lambda step: did.append("begin"), untraced=lambda step: False)
+    worker = Worker(runner)
     assert worker.execute_model(STEP) == "output"
     assert did == ["sent", "begin", "receive"]
     worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
@@ -67,6 +68,10 @@ def test_a_later_stage_begins_a_step_before_it_waits_for_hidden_states(
     worker.vllm_config.kv_transfer_config = object()
     worker.execute_model(STEP)
     assert did[6:] == ["receive"], "what brings the cache begins the step"
+    worker.vllm_config.kv_transfer_config = None
+    runner.untraced = lambda step: True
+    worker.execute_model(STEP)
+    assert did[7:] == ["receive"], "nobody's block wants anything of it"
 
 
 @pytest.mark.parametrize("lingers", [True, False])
@@ -177,3 +182,41 @@ def test_what_a_request_under_way_has_saved_stays_saved_when_a_step_begins() -> 
     _saves().add(id(runner))
     runner.begin("step")
     assert did == [("step", True, [id(runner)])]
+
+
+def test_a_step_without_a_block_is_vllms_alone_and_one_that_has_begun_is_not() -> None:
+    from ppcore.vllm.runner import PipelineRunner
+
+    did: list[str] = []
+    vllms = {
+        "execute_model": lambda step: runner._update_states(step),
+        "_update_states": lambda step: did.append(f"{step} of vLLM"),
+        "sample_tokens": lambda grammar: runner._sample(),
+        "_sample": lambda: did.append("sampled by vLLM"),
+    }
+
+    class Runner(PipelineRunner):
+        _vllms: Any = staticmethod(vllms.__getitem__)
+
+        def _execute(self, step: str) -> None:
+            did.append(f"{step} with nnsight")
+
+        def _begin(self, step: str) -> None:
+            did.append(f"{step} begins")
+            self._begun: Any = [], {}
+
+        def _sample_tokens(self, grammar: Any) -> None:
+            did.append("sampled with nnsight")
+
+    runner: Any = Runner()
+    runner.on_forward_thread = lambda function, *args: function(*args)
+    runner.untraced = lambda step: True
+    runner.execute_model("plain")
+    runner.sample_tokens(None)
+    assert did == ["plain of vLLM", "sampled by vLLM"]
+    did.clear()
+    runner.begin("traced")
+    assert not runner._untraced, "though the last step was vLLM's alone"
+    runner.execute_model("traced")  # its last traced request may have gone while it began
+    runner.sample_tokens(None)
+    assert did == ["traced begins", "traced with nnsight", "sampled with nnsight"]
